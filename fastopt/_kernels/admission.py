@@ -263,13 +263,13 @@ def record_of(context, index, guess):
     kind = header_at(index).type
     if kind == context.int64:
         key = new_int(header_at(index).data)
-        found = dictionary_item(context.slots, key)
+        slot = dictionary_item(context.slots, key)
         release(key)
     elif kind == context.int or kind == context.str:
-        found = dictionary_item(context.slots, index)
+        slot = dictionary_item(context.slots, index)
     else:
         return w.REFUSED
-    return long_value(found) if found else w.UNKNOWN
+    return long_value(slot) if slot else w.UNKNOWN
 
 
 @scalar
@@ -311,14 +311,14 @@ def enter_count(context, k, record):
 def admit(context, k, index, grad, weight):
     """Check one tensor of a call, and enter it as tensor `k`."""
     tensor = tensor_of(context, k)
-    found = record_of(context, index, tensor.record)
-    if found <= 0:
+    address = record_of(context, index, tensor.record)
+    if address <= 0:
         tensor.record = 0
-        return found
-    record = record_at(found)
+        return address
+    record = record_at(address)
     if record.frozen:
         return w.LEFT_OUT
-    tensor.record, tensor.grad_id, tensor.weight_id = found, grad, weight
+    tensor.record, tensor.grad_id, tensor.weight_id = address, grad, weight
     status = admit_weight(context, tensor, record, weight)
     if status == w.OK:
         status = admit_grad(context, k, tensor, record, grad)
@@ -382,7 +382,7 @@ def items_of(context, sequence):
 @scalar
 def admit_list(context, index, grad, weight):
     """Check the lists of a call; return the number of its tensors to update, and a status."""
-    own, grads = items_of(context, index), items_of(context, grad)
+    indices, grads = items_of(context, index), items_of(context, grad)
     weights = items_of(context, weight)
     n = header_at(index).length
     if grads == 0 or weights == 0 or header_at(grad).length != n or header_at(weight).length != n:
@@ -392,7 +392,7 @@ def admit_list(context, index, grad, weight):
         return 0, w.NO_CAPACITY
     result, count = w.OK, 0
     for k in range(n):
-        status = admit(context, count, words(own)[k], words(grads)[k], words(weights)[k])
+        status = admit(context, count, words(indices)[k], words(grads)[k], words(weights)[k])
         if status < 0:
             return 0, status
         if status != w.LEFT_OUT:

@@ -66,16 +66,16 @@ def _derived(of: Rule, follow: Follow) -> Rule:
     if of.noise:
 
         def follower(weight: Scalar, grad: Scalar, state: State, h: Hyper, draw: Scalar) -> Step:
-            new, own = fn(weight, grad, state[:-1], h, draw)
+            new, slots = fn(weight, grad, state[:-1], h, draw)
             new, average = follow(type(weight)(new), state[-1], h)
-            return new, own + (average,)  # noqa: RUF005 - numba adds tuples
+            return new, slots + (average,)  # noqa: RUF005 - numba adds tuples
 
     else:
 
         def follower(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> Step:  # type: ignore[misc]
-            new, own = fn(weight, grad, state[:-1], h)
+            new, slots = fn(weight, grad, state[:-1], h)
             new, average = follow(type(weight)(new), state[-1], h)
-            return new, own + (average,)  # noqa: RUF005 - numba adds tuples
+            return new, slots + (average,)  # noqa: RUF005 - numba adds tuples
 
     name = f"{of.name}_{follow.__name__}"
     follower.__name__ = follower.__qualname__ = name

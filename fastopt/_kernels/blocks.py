@@ -82,8 +82,8 @@ def nonnegative_code(root, factor):
 
     `factor` is 1 / the largest root of the block.
     """
-    found, lift = squeezed(root * factor), type(factor)(LIFT)
-    return found if found > lift else lift
+    code, lift = squeezed(root * factor), type(factor)(LIFT)
+    return code if code > lift else lift
 
 
 class _Bits(NamedTuple):
@@ -211,8 +211,8 @@ def _near_inverse_root(typingctx, x):
 
 def first_nonnegative(kinds):
     """Return the position of the first slot of nonnegative codes, or None."""
-    found = [k for k, kind in enumerate(kinds) if kind == types.uint8]
-    return found[0] if found else None
+    positions = [k for k, kind in enumerate(kinds) if kind == types.uint8]
+    return positions[0] if positions else None
 
 
 @scalar
@@ -268,16 +268,16 @@ def prepared(typingctx, states, numbers):
     kinds = [pointer.dtype for pointer in states]
 
     def codegen(context, builder, signature, args):
-        found, by = cgutils.unpack_tuple(builder, args[1], len(numbers)), first_nonnegative(kinds)
+        values, by = cgutils.unpack_tuple(builder, args[1], len(numbers)), first_nonnegative(kinds)
         inverses = {}
         for k, kind in enumerate(kinds):
             if kind == types.uint8:
                 typed = numbers[k](numbers[k])
-                inverses[k] = context.compile_internal(builder, root_below, typed, [found[k]])
+                inverses[k] = context.compile_internal(builder, root_below, typed, [values[k]])
         for k, kind in enumerate(kinds):
             if kind == types.uint8 or (kind == types.int8 and by is not None):
-                found[k] = builder.fmul(found[k], inverses.get(k, inverses.get(by)))
-        return context.make_tuple(builder, numbers, found)
+                values[k] = builder.fmul(values[k], inverses.get(k, inverses.get(by)))
+        return context.make_tuple(builder, numbers, values)
 
     return numbers(states, numbers), codegen
 
@@ -298,7 +298,7 @@ def write_scales(typingctx, states, scales, tops):
 
     def codegen(context, builder, signature, args):
         kept = iter(cgutils.unpack_tuple(builder, args[1], len(scales)))
-        found = []
+        values = []
         for k, top in enumerate(cgutils.unpack_tuple(builder, args[2], len(tops))):
             factor = builder.bitcast(top, context.get_value_type(real))
             if states[k].dtype in _SCALES:
@@ -307,8 +307,8 @@ def write_scales(typingctx, states, scales, tops):
                 result = context.compile_internal(builder, scale, pair, [factor])
                 scale, factor = cgutils.unpack_tuple(builder, result, 2)
                 builder.store(scale, next(kept))
-            found.append(factor)
-        return context.make_tuple(builder, factors, found)
+            values.append(factor)
+        return context.make_tuple(builder, factors, values)
 
     return factors(states, scales, tops), codegen
 
@@ -333,13 +333,13 @@ def codes_of(typingctx, states, numbers, factors):
     codes = types.Tuple(kinds)
 
     def codegen(context, builder, signature, args):
-        found, scaling = (cgutils.unpack_tuple(builder, arg, len(kinds)) for arg in args[1:])
+        slots, scaling = (cgutils.unpack_tuple(builder, arg, len(kinds)) for arg in args[1:])
         for k, real in enumerate(factors):
             if states[k].dtype in _NEAREST:
                 typed = types.int8(numbers[k], real)
                 nearest = _NEAREST[states[k].dtype]
-                found[k] = context.compile_internal(builder, nearest, typed, [found[k], scaling[k]])
-        return context.make_tuple(builder, codes, found)
+                slots[k] = context.compile_internal(builder, nearest, typed, [slots[k], scaling[k]])
+        return context.make_tuple(builder, codes, slots)
 
     return codes(states, numbers, factors), codegen
 
@@ -368,17 +368,17 @@ def higher(typingctx, states, tops, numbers, state):
 
     def codegen(context, builder, signature, args):
         word = ir.IntType(real.bitwidth)
-        found = cgutils.unpack_tuple(builder, args[1], len(tops))
-        found_in = [cgutils.unpack_tuple(builder, arg, len(tops)) for arg in args[2:]]
+        largest = cgutils.unpack_tuple(builder, args[1], len(tops))
+        inputs = [cgutils.unpack_tuple(builder, arg, len(tops)) for arg in args[2:]]
         for k, kind in enumerate(pointer.dtype for pointer in states):
             if kind in _SCALES:
                 exact = kind == types.uint8
-                value = context.cast(builder, found_in[exact][k], (numbers, state)[exact][k], real)
+                value = context.cast(builder, inputs[exact][k], (numbers, state)[exact][k], real)
                 bits = builder.bitcast(value, word)
                 magnitude = builder.and_(bits, word(2 ** (word.width - 1) - 1))
-                larger = builder.icmp_unsigned(">", magnitude, found[k])
-                found[k] = builder.select(larger, magnitude, found[k])
-        return context.make_tuple(builder, tops, found)
+                larger = builder.icmp_unsigned(">", magnitude, largest[k])
+                largest[k] = builder.select(larger, magnitude, largest[k])
+        return context.make_tuple(builder, tops, largest)
 
     return tops(states, tops, numbers, state), codegen
 

@@ -51,13 +51,13 @@ def gather_whole(tensor):
         ordered = w.record_at(place)
         ordered.order = C_ORDER
         out += size
-    grad, weight, own = tensor.grad, tensor.weight, out + size
+    grad, weight, target = tensor.grad, tensor.weight, out + size
     if backward or tensor.grad_copied:
         strided.copy_strided(ordered, grad_strides, grad, tensor.grad_code, out, code, False)
         grad = out
     if backward or tensor.copied:
-        strided.copy_strided(ordered, strides, weight, weights, own, weights, False)
-        weight = own
+        strided.copy_strided(ordered, strides, weight, weights, target, weights, False)
+        weight = target
     tensor.unit_weight, tensor.unit_grad, tensor.unit_out = weight, grad, out
 
 
@@ -145,8 +145,8 @@ def clip_units(context, k, share, shares):
         return  # 2**63 units may have no elements
     if record.ndims < 2:
         units = 1
-    own = (share + k) % shares  # vectors have one unit, and are divided among the shares
-    first, last = units * own // shares, units * (own + 1) // shares
+    part = (share + k) % shares  # vectors have one unit, and are divided among the shares
+    first, last = units * part // shares, units * (part + 1) // shares
     if first < last and tensor.listed:
         clip_rows(tensor, numbers, first, last)
     elif first < last:

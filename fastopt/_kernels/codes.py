@@ -125,13 +125,13 @@ def encoded(numbers: Array, kind: np.dtype, by: Array | None = None) -> tuple[Ar
         part = part * inverse_root(rest[0]) if rest else part
         tops = np.abs(part).max(axis=-1)
         pairs = [scale_of(top) for top in tops.ravel()]
-        found = np.array(pairs, numbers.dtype).T.reshape(2, *tops.shape, 1)
-        scale[...] = found[0]
+        scaling = np.array(pairs, numbers.dtype).T.reshape(2, *tops.shape, 1)
+        scale[...] = scaling[0]
         if signed:
-            exact = signed_value(part, found[1])
+            exact = signed_value(part, scaling[1])
         else:
             lift = numbers.dtype.type(LIFT)
-            exact = np.maximum(squeezed(part * inverse_root(part) * found[1]), lift) - lift
+            exact = np.maximum(squeezed(part * inverse_root(part) * scaling[1]), lift) - lift
         target[...] = np.nan_to_num(np.rint(exact)).astype(np.int16).astype(kind)
     return codes, scales
 

@@ -95,9 +95,9 @@ def _keep_apart(kernel: Any) -> None:
             log_failure(place.get_cache_path(), error)
 
     def load_overload(*signature: object) -> Any:
-        if (found := load(*signature)) is None:
+        if (overload := load(*signature)) is None:
             log_compiling()
-        return found
+        return overload
 
     load, cache.load_overload = cache.load_overload, load_overload
     cache._guard_against_spurious_io_errors = failing  # around both reading and writing
@@ -193,8 +193,8 @@ def address_of(
     with undisturbed(), global_compiler_lock:
         result = _specialized(kernel, signature.args)
         name = result.fndesc.llvm_cfunc_wrapper_name
-        found: int = result.library.get_pointer_to_function(name)
-    return found
+        address: int = result.library.get_pointer_to_function(name)
+    return address
 
 
 ON_WORDS = types.void(*[types.int64] * 5)

@@ -71,21 +71,21 @@ def follow(layout: Layout, alone: Rule) -> int:
     """
     parts, average = len(layout.weight), layout.first_kept - 1
     place = (len(layout.rule.hyper) - 1) * np.dtype(layout.real).itemsize
-    own = Layout(alone, layout.real, layout.weight, layout.weight[0], (layout.real,))
-    loop, state, grad, record = element_loop(own), own.first_state, own.first_grad, own.record
+    lone = Layout(alone, layout.real, layout.weight, layout.weight[0], (layout.real,))
+    loop, state, grad, record = element_loop(lone), lone.first_state, lone.first_grad, lone.record
     loop = scalar(loop)
 
     def on_chunks(chunks, count, row, fields, _):
         listed, table = np.empty((count, 3), np.int64), np.zeros((1, grad + 1), np.uint64)
-        given = unsigned(row)
+        source = unsigned(row)
         for k in range(count):
             listed[k, 0] = 0
             for end in range(1, 3):
-                listed[k, end] = words(chunks)[3 * k + end] * np.int64(given[WIDTH])
+                listed[k, end] = words(chunks)[3 * k + end] * np.int64(source[WIDTH])
         for part in range(parts):
-            table[0, ADDRESS + part] = given[ADDRESS + part]
-        table[0, state] = given[average]
-        table[0, grad] = given[ADDRESS]  # the rule reads no gradient
+            table[0, ADDRESS + part] = source[ADDRESS + part]
+        table[0, state] = source[average]
+        table[0, grad] = source[ADDRESS]  # the rule reads no gradient
         loop(listed, table, carray(record_pointer(fields + place, record), (1,)))
 
     return address_of(on_chunks, ON_CHUNKS, layout.rule, "follow", also=(alone,))

@@ -31,33 +31,33 @@ def limit_norm(total: float, norm: np.ndarray | list[float]) -> None:
 
 @cache
 def addresses() -> Callable:
-    """Kernel ``(objects, found)``: writes the data addresses of the arrays in an object array."""
+    """Kernel ``(objects, out)``: writes the data addresses of the arrays in an object array."""
 
-    def addresses(objects, found):
+    def addresses(objects, out):
         arrays = words(objects)
-        for k in range(len(found)):
-            found[k] = header_at(arrays[k]).data
+        for k in range(len(out)):
+            out[k] = header_at(arrays[k]).data
 
     return compiled(addresses, None, parallel=False, nogil=False)
 
 
 @cache
 def fit() -> Callable:
-    """Kernel ``(weights, grads, guards, found)``: like :func:`addresses` of two lists.
+    """Kernel ``(weights, grads, guards, out)``: like :func:`addresses` of two lists.
 
     It returns whether all arrays have the forms in guards. The caller keeps the lists, of equal
     lengths, and holds the GIL.
     """
 
-    def fit(weights, grads, guards, found):
+    def fit(weights, grads, guards, out):
         place = np.int64(guards.ctypes.data)
         for role in range(2):
             arrays = words(header_at(grads if role else weights).items)
-            for k in range(found.shape[1]):
+            for k in range(out.shape[1]):
                 array = header_at(arrays[k])
                 if not has_form(array, guard_at(place)):
                     return False
-                found[role, k] = array.data
+                out[role, k] = array.data
                 place += 8 * guards.shape[2]
         return True
 

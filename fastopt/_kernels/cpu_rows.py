@@ -109,17 +109,17 @@ def _update_row(layout: Layout) -> Callable:
 
     def update_row(table, tensor, row, width, grads, buffer, at, h, mean):
         weights = locate_row(table, tensor, ADDRESS, row, width, kinds)
-        own = locate_row(table, tensor, first_state, row, width, cell_kinds)
+        cells = locate_row(table, tensor, first_state, row, width, cell_kinds)
         states = locate_row(table, tensor, of_rows, row, 1, state_kinds)
         key, offset = table[tensor, KEY], np.int64(table[tensor, OFFSET])
         place = np.int64(0) if sparse else row * width
         rounding = dither_run(key, offset + row * width)
         state = left = load(states, 0)
         for i in range(width):
-            grad, numbers = elements.gradient(grads, place + i, buffer, at + i), join(own, i, state)
-            weight, new = step(read_weight(weights, i), grad, numbers, h, real(1), mean, i)
+            grad, old = elements.gradient(grads, place + i, buffer, at + i), join(cells, i, state)
+            weight, new = step(read_weight(weights, i), grad, old, h, real(1), mean, i)
             elements.keep(weights, i, weight, rounding, dither)
-            left = split(own, i, new, rounding, draws)
+            left = split(cells, i, new, rounding, draws)
         number = offset // max(width, 1) + row
         elements.keep_state(states, 0, left, dither_run(key, number), draws)
 

@@ -108,22 +108,22 @@ def dense(layout: Layout) -> Callable:
         element = np.int64(table[tensor, OFFSET]) + start
         draw, done = run(key, element), np.int64(0)
 
-        def step(own, slot, at, i, weight, state, grad, rounding):
+        def step(copies, slot, at, i, weight, state, grad, rounding):
             weight, state = update(weight, grad, state, h, real(1), draw, i)
-            elements.keep(own, at, weight, rounding, dither)
+            elements.keep(copies, at, weight, rounding, dither)
             elements.keep_state(slot, at, state, rounding, draws)
 
         if not sparse and is_aligned(table, tensor, addresses):
             done = size // pack * pack
             for i in range(t * pack, done, across * pack):
-                own = packs.begin_pack(weights, i, pack, False, reads)
+                copies = packs.begin_pack(weights, i, pack, False, reads)
                 slot = packs.begin_pack(states, i, pack, True, slots)
                 source = packs.begin_pack(grads, i, pack, True, 1)
                 rounding = dither_run(key, element + i)
                 for k in range(pack):
-                    weight, state, grad = read_weight(own, k), load(slot, k), load(source, k)[0]
-                    step(own, slot, k, i + k, weight, state, grad, rounding)
-                packs.end_pack(weights, i, pack, False, own)
+                    weight, state, grad = read_weight(copies, k), load(slot, k), load(source, k)[0]
+                    step(copies, slot, k, i + k, weight, state, grad, rounding)
+                packs.end_pack(weights, i, pack, False, copies)
                 packs.end_pack(states, i, pack, True, slot)
         rounding = dither_run(key, element)
         for i in range(done + t, size, across):
@@ -237,7 +237,7 @@ def rows(layout: Layout) -> Callable:
         for k in range(start + warp, start + size, WARPS):
             row: Any = listed(table, tensor, ROWS, k) if sparse else k
             weights = locate(table, tensor, ADDRESS, row * width, kinds)
-            own = locate(table, tensor, first_state, row * width, cell_kinds)
+            cells = locate(table, tensor, first_state, row * width, cell_kinds)
             states = locate(table, tensor, of_rows, row, state_kinds)
             state = left = load(states, 0)
             element = offset + row * width
@@ -263,9 +263,9 @@ def rows(layout: Layout) -> Callable:
                     grad = held[i // LANES]
                 else:
                     grad = summed(table, tensor, grads, k, i, wide)
-                weight, new = update(weight, grad, join(own, i, state), h, real(1), mean, i)
+                weight, new = update(weight, grad, join(cells, i, state), h, real(1), mean, i)
                 elements.keep(weights, i, weight, rounding, dither)
-                left = split(own, i, new, rounding, draws)
+                left = split(cells, i, new, rounding, draws)
             meet()  # all lanes have read the state
             if lane == 0:
                 element = offset // max(width, 1) + row
@@ -320,35 +320,35 @@ def mark_decay(sparse: bool) -> Callable:
 
 
 @scalar
-def chunk_lane(each):
+def chunk_lane(pack):
     """Return the chunk of a lane in reductions, and the first element that it takes.
 
-    A pack has `each` elements, so that a block of LANES elements has ``LANES // each`` packs: as
-    many lanes take a chunk, and a warp `each` chunks. A lane has the partial sums of its elements.
+    A pack has `pack` elements, so that a block of LANES elements has ``LANES // pack`` packs: as
+    many lanes take a chunk, and a warp `pack` chunks. A lane has the partial sums of its elements.
     """
-    across = LANES // each
+    across = LANES // pack
     warp = np.int64(cuda.blockIdx.x) * WARPS + cuda.threadIdx.y
     lane = np.int64(cuda.threadIdx.x)
-    return warp * each + lane // across, lane % across * each
+    return warp * pack + lane // across, lane % across * pack
 
 
 @scalar
 def chunk_or_none(chunks, c):
     """Return chunk `c`, or an empty one if there are fewer."""
-    own = min(c, np.int64(len(chunks) - 1))
-    return chunks[own, 0], chunks[own, 1], chunks[own, 2] if own == c else np.int64(0)
+    index = min(c, np.int64(len(chunks) - 1))
+    return chunks[index, 0], chunks[index, 1], chunks[index, 2] if index == c else np.int64(0)
 
 
 @scalar
-def lanes_merged(values, each, merge):
+def lanes_merged(values, pack, merge):
     """Return the partial sums of the lanes of a chunk, merged pairwise by halves.
 
-    `values` has `each` of them, of consecutive elements.
+    `values` has `pack` of them, of consecutive elements.
     """
     half = LANES // 2
-    while half >= each:
-        for k in range(each):
-            values[k] = merge(values[k], exchange(values[k], half // each))
+    while half >= pack:
+        for k in range(pack):
+            values[k] = merge(values[k], exchange(values[k], half // pack))
         half //= 2
     while half:
         for k in range(half):
@@ -365,7 +365,7 @@ def sums(layout: Layout, step: int) -> Callable:
     :func:`chunk_lane`.
     """
     rule, real, sparse = layout.rule, layout.real, layout.sparse
-    terms, count, each = rule.passes[step][0], rule.sums[step], packs.sum_pack(layout)
+    terms, count, pack = rule.passes[step][0], rule.sums[step], packs.sum_pack(layout)
     state_kinds, grad_kinds, slots = layout.state, (layout.grad,), len(rule.state)
     first_state, first_grad, wide = layout.first_state, layout.first_grad, layout.wide_grad
     first_weight, kinds = layout.summed
@@ -377,28 +377,28 @@ def sums(layout: Layout, step: int) -> Callable:
     _, _, merge, take = MAXIMUM if rule.passes[step].largest else SUM
 
     def sums(chunks, table, hyper, partial):
-        c, first = chunk_lane(each)
+        c, first = chunk_lane(pack)
         tensor, start, size = chunk_or_none(chunks, c)
         weights = locate(table, tensor, first_weight, start, kinds)
         states = locate(table, tensor, first_state, start, state_kinds)
         grads = locate(table, tensor, first_grad, 0 if sparse else start, grad_kinds)
-        h, found = private(hyper, tensor), scratch(count, each, np.float64)
+        h, parts = private(hyper, tensor), scratch(count, pack, np.float64)
         whole = np.int64(0)
         if not sparse and is_aligned(table, tensor, columns):
-            whole = size // each * each
+            whole = size // pack * pack
 
         def add(k, weight, state, grad):
-            store(found, k, take(load(found, k), terms(weight, grad, state, h), real))
+            store(parts, k, take(load(parts, k), terms(weight, grad, state, h), real))
 
         i = first
         while i < whole:
-            own, slot = packs.read_pack(weights, i, each), packs.read_pack(states, i, each)
-            source = packs.read_pack(grads, i, each)
-            for k in range(each):
-                add(k, read_weight(own, k), load(slot, k), load(source, k)[0])
+            copies, slot = packs.read_pack(weights, i, pack), packs.read_pack(states, i, pack)
+            source = packs.read_pack(grads, i, pack)
+            for k in range(pack):
+                add(k, read_weight(copies, k), load(slot, k), load(source, k)[0])
             i += LANES
         while i < size:
-            for k in range(each):
+            for k in range(pack):
                 if i + k < size:
                     weight, state = read_weight(weights, i + k), load(states, i + k)
                     if sparse:
@@ -408,7 +408,7 @@ def sums(layout: Layout, step: int) -> Callable:
                     add(k, weight, state, grad)
             i += LANES
         for j in range(count):
-            value = lanes_merged(found[j], each, merge)
+            value = lanes_merged(parts[j], pack, merge)
             if first == 0 and c < len(chunks):
                 partial[c, j] = value
 
@@ -482,35 +482,35 @@ def squares(kind: Any, column: int, sparse: bool) -> Callable:
     The gradients' addresses are in `column`. A chunk has at most BLOCK elements, or is an indexed
     row; a warp takes as many chunks as a pack has elements, see :func:`chunk_lane`.
     """
-    kinds, wide, each = (kind,), wide_of(kind), packs.square_pack(kind, sparse)
+    kinds, wide, pack = (kind,), wide_of(kind), packs.square_pack(kind, sparse)
 
     def squares(chunks, table, partial):
-        c, first = chunk_lane(each)
+        c, first = chunk_lane(pack)
         tensor, start, size = chunk_or_none(chunks, c)
         grads = locate(table, tensor, column, 0 if sparse else start, kinds)
-        (found,) = scratch(1, each, np.float64)
+        (parts,) = scratch(1, pack, np.float64)
         whole = np.int64(0)
         if sparse:
             segments = np.int64(table[tensor, SEGMENTS])
             size = np.int64(table[tensor, WIDTH]) if size and start < segments else np.int64(0)
         elif is_aligned(table, tensor, (column,)):
-            whole = size // each * each
+            whole = size // pack * pack
         i = first
         while i < whole:
-            source = packs.read_pack(grads, i, each)
-            for k in range(each):
-                found[k] += np.float64(load(source, k)[0]) ** 2
+            source = packs.read_pack(grads, i, pack)
+            for k in range(pack):
+                parts[k] += np.float64(load(source, k)[0]) ** 2
             i += LANES
         while i < size:
-            for k in range(each):
+            for k in range(pack):
                 if i + k < size:
                     if sparse:
                         grad = summed(table, tensor, grads, start, i + k, wide)
                     else:
                         grad = load(grads, i + k)[0]
-                    found[k] += np.float64(grad) ** 2
+                    parts[k] += np.float64(grad) ** 2
             i += LANES
-        value = lanes_merged(found, each, added)
+        value = lanes_merged(parts, pack, added)
         if first == 0 and c < len(chunks):
             partial[c, 0] = value
 

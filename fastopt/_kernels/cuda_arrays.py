@@ -120,7 +120,7 @@ class TensorArrays:
         self.row[0, ADDRESS:] = [*addresses, 0 if layout.sparse else values.ctypes.data]
         pairs = zip(originals, self.arrays, strict=True)
         self.copied = [pair for pair in pairs if pair[0] is not pair[1]]
-        of_lead = [k for k, each in enumerate(originals[: len(weight)]) if each is lead]
+        of_lead = [k for k, original in enumerate(originals[: len(weight)]) if original is lead]
         self.column, self.itemsize = ADDRESS + (of_lead or [0])[0], lead.itemsize
         self.stream = int(lead.stream)
         self.weight_kinds = [(type(owner), *readings([owner]).kinds)]
@@ -198,22 +198,22 @@ class CallArrays:
         self.weights.arrays = ()  # as Ctrl-C may come after their addresses are entered
         others = [reference() for reference in self.watched]
         try:
-            found = readings(weights)
+            reading = readings(weights)
             if others and readings(others)[:2] != (self.watched_at, self.watched_kinds):
                 return False
         except UNREADABLE:
             return False
-        if list(zip(map(type, weights), found.kinds, strict=True)) != self.weight_kinds:
+        if list(zip(map(type, weights), reading.kinds, strict=True)) != self.weight_kinds:
             return False
-        if len({*found.streams}) > 1:
+        if len({*reading.streams}) > 1:
             return False
-        rows, addresses = np.arange(len(table)), np.array(found.addresses, np.uint64)
+        rows, addresses = np.arange(len(table)), np.array(reading.addresses, np.uint64)
         if (table[rows, self.columns] != addresses).any():
             if (addresses % self.items).any():
                 return False
             self.version += 1  # first, as Ctrl-C may come in between
             table[rows, self.columns] = addresses
-        self.stream = found.streams[0]
+        self.stream = reading.streams[0]
         self.weights.keep(weights)
         self.tensors = (*weights, *others)
         return True
@@ -259,13 +259,13 @@ class CallArrays:
             return True
         self.written, self.grads.arrays = None, ()
         try:
-            found = readings(grads)
+            reading = readings(grads)
         except UNREADABLE:
             return False
-        if found.kinds != self.grad_kinds:
+        if reading.kinds != self.grad_kinds:
             return False
-        self.use(found.streams)
-        if not self._enter(found, table, written, apart):
+        self.use(reading.streams)
+        if not self._enter(reading, table, written, apart):
             return False
         self.grads.keep(grads)
         self.written = written
@@ -284,12 +284,12 @@ class CallArrays:
         """Raise if one of the streams is being captured for a CUDA graph."""
         self.driver.refuse_capture(self.stream, *self.streams - {self.stream})
 
-    def _enter(self, found: Reading, table: Array, written: Written, apart: bool) -> bool:
+    def _enter(self, reading: Reading, table: Array, written: Written, apart: bool) -> bool:
         """Enter addresses of gradients if they are aligned and overlap no written memory.
 
         Those in the table are, if it is known that they are `apart`.
         """
-        first, strided = np.array(found.addresses, np.uint64), self.strided
+        first, strided = np.array(reading.addresses, np.uint64), self.strided
         sizes, unit = self.grad_bytes, self.itemsize
         if strided is not None:
             first, sizes, unit = first - strided.before, strided.size, strided.copies.unit
@@ -302,7 +302,7 @@ class CallArrays:
         if strided is None:
             table[:, -1] = first
         else:
-            strided.source = found.addresses[0]
+            strided.source = reading.addresses[0]
         return True
 
 

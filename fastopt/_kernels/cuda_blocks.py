@@ -57,12 +57,12 @@ def highest_of_warp(typingctx, tops):
 
     def codegen(context, builder, signature, args):
         wide = types.int64(types.int64)
-        found = []
+        maxima = []
         for top in cgutils.unpack_tuple(builder, args[0], len(tops)):
             word = context.cast(builder, top, tops.dtype, types.int64)
             largest = context.compile_internal(builder, highest, wide, [word])
-            found.append(context.cast(builder, largest, types.int64, tops.dtype))
-        return context.make_tuple(builder, tops, found)
+            maxima.append(context.cast(builder, largest, types.int64, tops.dtype))
+        return context.make_tuple(builder, tops, maxima)
 
     return tops(tops), codegen
 
@@ -98,9 +98,9 @@ def _lane_update(layout: Layout) -> Callable[..., Any]:
             numbers = codec.prepared(states, state)
             store(targets, i, numbers)
             tops = codec.higher(states, tops, numbers, state)
-        found = highest_of_warp(tops)
+        largest = highest_of_warp(tops)
         meet()  # all lanes have read the scales
-        return found
+        return largest
 
     return scalar(update_lane)
 
@@ -143,12 +143,12 @@ def blocks(layout: Layout) -> Callable:
                 source = locate(table, tensor, first_grad, 0 if sparse else begin, grad_kinds)
                 before = load(scales, 0)
                 if whole and not sparse:
-                    own = begin_pack(weights, 0, EACH, False, reads)
+                    copies = begin_pack(weights, 0, EACH, False, reads)
                     codes = begin_pack(states, 0, EACH, True, slots)
-                    pointers = own, codes, begin_pack(source, 0, EACH, True, 1), new
+                    pointers = copies, codes, begin_pack(source, 0, EACH, True, 1), new
                     tops = update_lane(table, tensor, place, pointers, before, EACH, h, factor)
                     codec.encode(codes, scales, new, EACH, tops)
-                    end_pack(weights, 0, EACH, False, own)
+                    end_pack(weights, 0, EACH, False, copies)
                     end_pack(states, 0, EACH, True, codes)
                 else:
                     count = max(min(np.int64(EACH), count - lane * EACH), np.int64(0))

@@ -248,8 +248,8 @@ def addresses() -> NDArray[np.int64]:
     names = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM"
     of_threads = any(environ.get(name, "0") not in ("", "0") for name in names)
     flags = _driver().CUdriverProcAddress_flags(2 if of_threads else 0)
-    found = [_driver().cuGetProcAddress(name, VERSION, flags) for name in FUNCTIONS]
-    return np.array([int(_checked(result, "cuGetProcAddress")) for result in found], np.int64)
+    results = [_driver().cuGetProcAddress(name, VERSION, flags) for name in FUNCTIONS]
+    return np.array([int(_checked(result, "cuGetProcAddress")) for result in results], np.int64)
 
 
 def _compile(kernel: Any, arguments: Sequence[Any]) -> int:
@@ -425,13 +425,13 @@ def upload(memory: Memory, array: NDArray[Any], stream: int) -> None:
 
 def download(memory: Memory, stream: int) -> NDArray[Any]:
     """Copy `memory` to the host, after the earlier work on the stream has finished."""
-    found = np.empty(memory.shape, memory.dtype)
+    array = np.empty(memory.shape, memory.dtype)
     driver = _driver()
     if memory.nbytes:
-        result = driver.cuMemcpyDtoHAsync(found.ctypes.data, memory.address, memory.nbytes, stream)
+        result = driver.cuMemcpyDtoHAsync(array.ctypes.data, memory.address, memory.nbytes, stream)
         _checked(result, "cuMemcpyDtoHAsync")
     _checked(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
-    return found
+    return array
 
 
 class Ring:

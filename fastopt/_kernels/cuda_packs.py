@@ -145,9 +145,9 @@ class _Access:
         marks = ",".join([*[f"={self.mark}"] * self.each, "l"])
         for first, address in self._addresses(builder, source):
             text = f"ld{self.suffix} {listed}, [${self.each}];"
-            found = builder.asm(typed, text, marks, [address], ordered)
+            value = builder.asm(typed, text, marks, [address], ordered)
             for k in range(self.each):
-                word = builder.extract_value(found, k) if self.each > 1 else found
+                word = builder.extract_value(value, k) if self.each > 1 else value
                 builder.store(word, self._word(builder, target, first + k))
 
     def write(self, builder: Any, target: Any, source: Any) -> None:

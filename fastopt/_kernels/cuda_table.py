@@ -274,8 +274,8 @@ class CudaTable:
         """Return device memory with the table, uploaded if it has changed, or `again`."""
         memory = self.memory.send("entry", self.table, again)
         if self.rows is not None and self.rows.unique is not None:
-            found = self.rows.sorting.FOUND
-            self.driver.copy_word(memory, SEGMENTS, self.rows.unique, found, self.stream)
+            position = self.rows.sorting.FOUND
+            self.driver.copy_word(memory, SEGMENTS, self.rows.unique, position, self.stream)
         return memory
 
     def _send_hyper(self) -> Any:
@@ -363,7 +363,7 @@ class CudaTable:
     def _add(
         self,
         kernel: Any,
-        each: int,
+        per_warp: int,
         chunks: NDArray[np.int64],
         total: Any,
         *arguments: Any,
@@ -371,12 +371,12 @@ class CudaTable:
     ) -> None:
         """Launch a summing kernel, whose totals for each tensor are written to `total`.
 
-        A warp takes `each` chunks.
+        A warp takes `per_warp` chunks.
         """
         tensors, count = total.shape
         partial = self.memory.grown("partial", max(len(chunks), 1), np.float64, count)
         warps = self.kernels.WARPS
-        grid = -(-len(chunks) // (warps * each))
+        grid = -(-len(chunks) // (warps * per_warp))
         if len(chunks):
             sent = self.memory.send_chunks(chunks)
             self.launch(kernel, grid, (LANES, warps), sent, *arguments, partial)
@@ -440,8 +440,8 @@ class CudaTable:
         for step, count in enumerate(rule.sums):
             total = self.memory.space("total", (len(self.sizes), count))
             kernel, largest = kernels.sums(layout, step), rule.passes[step].largest
-            each = sum_pack(layout)
-            self._add(kernel, each, self._blocks, total, entry, hyper, largest=largest)
+            pack = sum_pack(layout)
+            self._add(kernel, pack, self._blocks, total, entry, hyper, largest=largest)
             threads = kernels.THREADS
             grid = -(-len(self.sizes) // threads)
             self.launch(kernels.finish(layout, step), grid, threads, entry, hyper, total)

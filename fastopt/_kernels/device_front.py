@@ -73,10 +73,10 @@ NOT_READY = 600
 
 
 @scalar
-def enter_places(context, places, n, found):
+def enter_places(context, places, n, output):
     """Enter the records at `places` as the tensors of a call; return a status.
 
-    At `found` there will be the addresses of their hyper-parameters, and whether the step does not
+    At `output` there will be the addresses of their hyper-parameters, and whether the step does not
     average their weights.
     """
     context.call_number += 1
@@ -100,7 +100,7 @@ def enter_places(context, places, n, found):
         hyper = w.hyper_at(tensor_of(context, k).hyper)
         if hyper.valid == 0 and not asks:
             return w.REFUSED
-        words(found)[k], words(found)[n + k] = tensor_of(context, k).hyper, hyper.rests
+        words(output)[k], words(output)[n + k] = tensor_of(context, k).hyper, hyper.rests
     return w.ASKS if asks else w.OK
 
 
@@ -136,19 +136,19 @@ def is_same(context, repeat, index, grad, weight):
         lists = items_of(context, index), items_of(context, grad), items_of(context, weight)
         if lists[0] == 0 or lists[1] == 0 or lists[2] == 0:
             return False
-        for each in (index, grad, weight):
-            if w.header_at(each).length != n:
+        for argument in (index, grad, weight):
+            if w.header_at(argument).length != n:
                 return False
         index, grad, weight = lists
     if w.header_at(repeat.dead).length:
         return False
     for k in range(n):
-        own, g, x = index, grad, weight
+        key, g, x = index, grad, weight
         if repeat.listed:
-            own, g, x = words(index)[k], words(grad)[k], words(weight)[k]
+            key, g, x = words(index)[k], words(grad)[k], words(weight)[k]
         if x != objects[n + k] or (g != objects[k] and repeat.reader == 0):
             return False
-        if record_of(context, own, places[k]) != places[k]:
+        if record_of(context, key, places[k]) != places[k]:
             return False
     return True
 
@@ -159,7 +159,7 @@ def is_even(context, repeat):
 
     The weights that are averaged must be those of the launches, too.
     """
-    counts, rests = words(context.counts), words(repeat.found + 8 * repeat.count)
+    counts, rests = words(context.counts), words(repeat.output + 8 * repeat.count)
     for k in range(repeat.count):
         tensor = tensor_of(context, k)
         first = tensor_of(context, words(repeat.firsts)[k])
@@ -188,10 +188,10 @@ def is_ready(repeat):
 @scalar
 def borrowed(value, name):
     """Return an attribute that its owner keeps alive, or 0 with an error set."""
-    found = attribute(value, name)
-    if found:
-        release(found)
-    return found
+    result = attribute(value, name)
+    if result:
+        release(result)
+    return result
 
 
 @scalar
@@ -221,9 +221,9 @@ def read(reader, form, array):
     number = attribute(pointer, reader.value) if pointer else 0
     if number == 0:
         return 0
-    found = long_value(number)
+    first = long_value(number)
     release(number)
-    return max(found, 0)
+    return max(first, 0)
 
 
 @scalar
@@ -247,14 +247,14 @@ def read_all(context, repeat, grad):
         items = items_of(context, grad)
     for k in range(repeat.count):
         form = w.form_at(reader.forms + 8 * w.FORM * k)
-        found, slot = read(reader, form, words(items)[k] if repeat.listed else grad), form.slot
-        if found == 0:
+        first, slot = read(reader, form, words(items)[k] if repeat.listed else grad), form.slot
+        if first == 0:
             clear_error()
             return False
-        if found != words(slot)[0]:
-            if found % form.unit or not is_apart(reader, found, found + form.size):
+        if first != words(slot)[0]:
+            if first % form.unit or not is_apart(reader, first, first + form.size):
                 return False
-            words(slot)[0] = found
+            words(slot)[0] = first
     return True
 
 
@@ -288,13 +288,13 @@ def launch_all(repeat):
         if error == 0:
             error = transfer(driver, w.ring_at(words(repeat.uploads)[k]), repeat.stream)
     for k in range(repeat.launch_count):
-        own = w.launch_at(repeat.launches + 8 * w.LAUNCH * k)
-        grid = np.uint32(own.blocks), one, one
-        block = np.uint32(own.across), np.uint32(own.down), one
+        launch = w.launch_at(repeat.launches + 8 * w.LAUNCH * k)
+        grid = np.uint32(launch.blocks), one, one
+        block = np.uint32(launch.across), np.uint32(launch.down), one
         none = np.int64(0)
         if error == 0:
-            last = np.uint32(0), repeat.stream, own.arguments, none
-            error = invoke(driver.launching, (own.handle, *grid, *block, *last))
+            last = np.uint32(0), repeat.stream, launch.arguments, none
+            error = invoke(driver.launching, (launch.handle, *grid, *block, *last))
     if error == 0 and repeat.measured:
         error = transfer(driver, w.ring_at(repeat.reports), repeat.stream)
     restore_gil(thread)
@@ -316,7 +316,7 @@ def find(context, place, index, grad, weight):
         return np.int64(w.REFUSED)
     if repeat.reader and not read_all(context, repeat, grad):
         return np.int64(w.REFUSED)
-    status = enter_places(context, repeat.places, repeat.count, repeat.found)
+    status = enter_places(context, repeat.places, repeat.count, repeat.output)
     return place if status == w.OK else np.int64(status)
 
 
@@ -387,9 +387,9 @@ def follow_call(driver, ring, waits):
     return 0 if error == NOT_READY else -error
 
 
-def admit_call(at, places, n, found):
+def admit_call(at, places, n, output):
     """See :func:`enter_places`."""
-    return enter_places(w.context_at(at), places, n, found)
+    return enter_places(w.context_at(at), places, n, output)
 
 
 def advance_call(at, targets, n):

@@ -161,8 +161,8 @@ def header(array: Any) -> Any:
         return array
     try:
         _check_tensor(array)
-        found = readings([array])
-        signature = found.addresses[0], found.kinds[0]
+        reading = readings([array])
+        signature = reading.addresses[0], reading.kinds[0]
         if known is not None and known[0] == signature:
             array_header = known[1]
         else:
@@ -172,7 +172,7 @@ def header(array: Any) -> Any:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         message = f"{type(array).__name__} does not describe an array on a device"
         raise TypeError(f"{message}: {error}") from error
-    array_header.stream = found.streams[0]
+    array_header.stream = reading.streams[0]
     return array_header
 
 

@@ -168,16 +168,16 @@ def begin(context, k):
     tensor = admission.tensor_of(context, k)
     record = w.record_at(tensor.record)
     row, grad, weight = words(record.row), tensor.grad, tensor.weight
-    own = scratch = tensor.scratch
+    target = scratch = tensor.scratch
     if tensor.grad_copied:
         admission.copy(context, k, strided.COPY_GRAD, scratch)
-        grad, own = scratch, scratch + strided.grad_bytes(tensor, record)
+        grad, target = scratch, scratch + strided.grad_bytes(tensor, record)
     if record.scaled and w.norm_at(context.norm).factor != 1:
         count = strided.grad_elements(tensor, record)
         strided.in_reals(scale, record.grad_code, grad, count, w.norm_at(context.norm).factor)
     if tensor.copied:
-        admission.copy(context, k, strided.COPY_WEIGHT, own)
-        weight = own
+        admission.copy(context, k, strided.COPY_WEIGHT, target)
+        weight = target
     if tensor.listed:
         enter_rows(tensor, row)
     row[record.weight_column], row[record.grad_column] = weight, grad

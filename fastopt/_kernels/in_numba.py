@@ -124,24 +124,24 @@ class FunctionType(types.Callable):  # type: ignore[misc]
     def signature(self) -> inspect.Signature:
         """The arguments."""
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        own = [inspect.Parameter(name, kind) for name in self.parameters]
+        arguments = [inspect.Parameter(name, kind) for name in self.parameters]
         rate = inspect.Parameter("lr", kind, default=None)
-        return inspect.Signature(own if self.kind == INIT else [*own, rate])
+        return inspect.Signature(arguments if self.kind == INIT else [*arguments, rate])
 
     def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
         """Compile the function for the types of arguments; return its signature."""
-        given = self.signature.bind(*args, **kws).arguments
-        given = {name: types.unliteral(kind) for name, kind in given.items()}
-        if "lr" in given and self.spec.programs is None:
+        kinds = self.signature.bind(*args, **kws).arguments
+        kinds = {name: types.unliteral(kind) for name, kind in kinds.items()}
+        if "lr" in kinds and self.spec.programs is None:
             raise TypeError(
                 f"{self.kind}: hyper() of this optimizer must be called in Python: no lr"
             )
-        code = implementation(self, *(given[name] for name in self.parameters))
+        code = implementation(self, *(kinds[name] for name in self.parameters))
         with garbage_left():
-            function, pysig, args, kws = code.get_call_template((self, *given.values()), {})
-        found = function(context).apply(args, kws)
-        own = list(pysig.parameters.values())[1:]
-        return found.replace(args=found.args[1:], recvr=self, pysig=pysig.replace(parameters=own))
+            function, pysig, args, kws = code.get_call_template((self, *kinds.values()), {})
+        sig = function(context).apply(args, kws)
+        params = list(pysig.parameters.values())[1:]
+        return sig.replace(args=sig.args[1:], recvr=self, pysig=pysig.replace(parameters=params))
 
     def get_call_signatures(self) -> tuple[list[Any], bool]:
         """Return the signatures, for numba's error messages."""
@@ -211,10 +211,10 @@ class Guard:
 
 
 def _checked(module: str, name: str, function: Function) -> Guard:
-    found = getattr(sys.modules.get(module), name, None)
-    inside = found if isinstance(found, tuple) else (found,)
-    same = (each for each in inside if isinstance(each, Function) and each.kind == function.kind)
-    if not any((each.digest, each.numbers) == (function.digest, function.numbers) for each in same):
+    value = getattr(sys.modules.get(module), name, None)
+    inside = value if isinstance(value, tuple) else (value,)
+    same = (item for item in inside if isinstance(item, Function) and item.kind == function.kind)
+    if not any((item.digest, item.numbers) == (function.digest, function.numbers) for item in same):
         raise OutdatedError(f"{module}.{name} has other numbers")
     return Guard(module, name, function)
 
@@ -224,16 +224,16 @@ def _places(value: Function, description: Any) -> Iterator[tuple[str, str]]:
     if value.kind != INIT:  # the types of states say which code updates them
         return
     if description.modname in sys.modules:
-        own: Mapping[str, Any] = description.lookup_globals()
+        variables: Mapping[str, Any] = description.lookup_globals()
         modules = [sys.modules[description.modname]]
-        modules += [each for each in own.values() if isinstance(each, ModuleType)]
+        modules += [module for module in variables.values() if isinstance(module, ModuleType)]
     else:  # a part of a function that numba has taken out, to run on several threads
-        modules = [each for each in sys.modules.values() if isinstance(each, ModuleType)]
+        modules = [module for module in sys.modules.values() if isinstance(module, ModuleType)]
     for module in dict.fromkeys(modules):
-        for name, found in list(vars(module).items()):
+        for name, member in list(vars(module).items()):
             # An object may warn when it is asked for its class, like torch.distributed.reduce_op.
-            inside = found if issubclass(type(found), tuple) else (found,)
-            if any(each is value for each in inside):
+            inside = member if issubclass(type(member), tuple) else (member,)
+            if any(item is value for item in inside):
                 yield module.__name__, name
 
 

@@ -59,10 +59,10 @@ def square(context, k, first, count):
 def added(tensor):
     """Return the sum of squares of a gradient, from those of its chunks."""
     _, partial, count = chunks_of(tensor)
-    own = 0.0
+    total = 0.0
     for c in range(count):
-        own += doubles(partial)[c]
-    return own
+        total += doubles(partial)[c]
+    return total
 
 
 @scalar

@@ -55,8 +55,8 @@ def address_of(array: np.ndarray) -> int:
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(memory))  # in a quarter of the time
     except (TypeError, ValueError, BufferError):  # it is read-only, empty or strided
-        found: int = array.__array_interface__["data"][0]
-        return found
+        address: int = array.__array_interface__["data"][0]
+        return address
 
 
 def guard(arrays: Sequence[np.ndarray], writeable: int, order: int = C_ORDER) -> np.ndarray:
@@ -213,8 +213,8 @@ def _reads_arrays() -> bool:
         kind = at(at(header, DTYPE), KIND)
         expected = array.ctypes.data, array.ndim, [*array.shape, *array.strides], id(type(array))
         words = [at(header, offset) for offset in (DATA, NDIM, TYPE)]
-        found = words[0], words[1] & LOW, shape + strides, words[2]
-        if found != expected or any(bool(flags & bit) != is_set for bit, is_set in bits.items()):
+        actual = words[0], words[1] & LOW, shape + strides, words[2]
+        if actual != expected or any(bool(flags & bit) != is_set for bit, is_set in bits.items()):
             return False
         if at(header, DTYPE) != id(array.dtype):
             return False

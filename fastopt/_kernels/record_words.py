@@ -174,14 +174,14 @@ for signed ones.
 """
 
 repeat_at, REPEAT = _structure(
-    "count places found rests targets firsts objects listed dead folds stream "
+    "count places output rests targets firsts objects listed dead folds stream "
     "context launches launch_count driver state measured following reports counts hypers reader "
     "uploads upload_count",
     "R_",
 )
 """A call on devices that is made again; see :mod:`fastopt._kernels.device_front`.
 
-It has COUNT records at PLACES; FOUND and TARGETS are those of
+It has COUNT records at PLACES; OUTPUT and TARGETS are those of
 :func:`~fastopt._kernels.device_front.admit_call` and ``advance_call``. RESTS says whether the step
 does not average each weight. FIRSTS has the position of the tensor whose hyper-parameters each one
 shares, which may be itself. OBJECTS are the addresses of the gradients, then of the weights, all of

@@ -127,12 +127,12 @@ def has_shape(context, value, record):
 @scalar
 def part(grad, name):
     """Return the address of an attribute of a RowSparse, which keeps it alive; 0 without it."""
-    found = attribute(grad, name)
-    if found == 0:
+    value = attribute(grad, name)
+    if value == 0:
         clear_error()
     else:
-        release(found)
-    return found
+        release(value)
+    return value
 
 
 @scalar
@@ -354,8 +354,8 @@ def are_unique(rows, count, height, bits):
 def cut_rows(tensor, record):
     """Divide rows, each of which is indexed once, into chunks."""
     count, step, cuts = tensor.segments, step_of(record), words(tensor.cuts)
-    found = tensor.cut_count = (count + step - 1) // step
-    for c in range(found):
+    chunks = tensor.cut_count = (count + step - 1) // step
+    for c in range(chunks):
         cuts[3 * c], cuts[3 * c + 1] = 0, c * step
         cuts[3 * c + 2] = min(step, count - c * step)
 

@@ -73,21 +73,21 @@ def sort_rows(rows, height, step, places, chunks):
         for i in range(size):
             other[i] = order[i]
         order = other
-    found, cuts = 0, 0
+    distinct, cuts = 0, 0
     for i in range(size):
         row = rows[order[i]]
-        if found and row == unique[found - 1]:
+        if distinct and row == unique[distinct - 1]:
             continue
         if cuts == 0 or i - starts[chunks[cuts - 1, 1]] >= step:
-            chunks[cuts, 0], chunks[cuts, 1] = 0, found
+            chunks[cuts, 0], chunks[cuts, 1] = 0, distinct
             cuts += 1
-        unique[found], starts[found] = row, i
-        found += 1
-    starts[found] = size
+        unique[distinct], starts[distinct] = row, i
+        distinct += 1
+    starts[distinct] = size
     for chunk in range(cuts):
-        end = chunks[chunk + 1, 1] if chunk + 1 < cuts else found
+        end = chunks[chunk + 1, 1] if chunk + 1 < cuts else distinct
         chunks[chunk, 2] = end - chunks[chunk, 1]
-    return found, cuts
+    return distinct, cuts
 
 
 @scalar

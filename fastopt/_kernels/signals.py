@@ -67,10 +67,10 @@ def undisturbed() -> Iterator[None]:
     if get_ident() != main_thread().ident or _Deferred.active:
         yield
         return
-    found = [(number, _signal.getsignal(number)) for number in range(1, signal.NSIG)]
+    installed = [(number, _signal.getsignal(number)) for number in range(1, signal.NSIG)]
     handlers = [
         (n, handler.handler if isinstance(handler, _Deferred) else handler)
-        for n, handler in found
+        for n, handler in installed
         if callable(handler)
     ]
     try:

@@ -92,8 +92,8 @@ def merge_slices(tensor, step, sums, width, apart, slices):
     for s in range(slices):
         for k in range(count):
             partial[s, k] = doubles(sums)[s * apart + k]
-    first, own = np.int64(chunks.ctypes.data), np.int64(partial.ctypes.data)
-    call(finish, first, slices, record.row, record.fields, own)
+    first, source = np.int64(chunks.ctypes.data), np.int64(partial.ctypes.data)
+    call(finish, first, slices, record.row, record.fields, source)
     chunks[0, 0] = np.int64(partial[0, 0] > 0)  # a use after the call
 
 

@@ -245,10 +245,10 @@ def _storing(narrow):
     def codegen(context, builder, signature, args):
         pointers, _, values = signature.args[:3]
         for k, pointer in enumerate(pointers):
-            given = k if len(values) > 1 else 0
-            value = builder.extract_value(args[2], given)
+            index = k if len(values) > 1 else 0
+            value = builder.extract_value(args[2], index)
             kind = pointer.dtype
-            value = context.cast(builder, value, values[given], _wide(kind))
+            value = context.cast(builder, value, values[index], _wide(kind))
             if kind in _NARROW:
                 value = narrow(context, builder, kind, value, args, k)
             target = builder.extract_value(args[0], k)

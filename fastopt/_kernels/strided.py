@@ -83,15 +83,15 @@ def copy_run(code, wanted, source, stride, target, step, count):
 @scalar
 def copy_unaligned(code, wanted, far, stride, near, step, count, back):
     """Copy numbers at any addresses, `stride` bytes apart, to aligned ones or `back`."""
-    own, number = size_of(code), np.empty(1, np.int64)
+    itemsize, number = size_of(code), np.empty(1, np.int64)
     place = np.int64(number.ctypes.data)
     for j in range(count):
         item, target = far + j * stride, near + j * step * size_of(wanted)
         if back:
             copy_run(wanted, code, target, 1, place, 1, 1)
-            move(item, place, own)
+            move(item, place, itemsize)
         else:
-            move(place, item, own)
+            move(place, item, itemsize)
             copy_run(code, wanted, place, 1, target, 1, 1)
     number[0] = 0  # a use after the copies: arrays are freed after their last one
 
@@ -108,7 +108,7 @@ def copy_form(form, strides, array, code, scratch, wanted, back):
     in Fortran order if `backward`, and have the dtype `wanted`.
     """
     ndim, lengths, elements, backward = form
-    size, own, uneven = size_of(code), size_of(wanted), array
+    size, wanted_size, uneven = size_of(code), size_of(wanted), array
     for axis in range(ndim):
         uneven |= strides[axis]
     inner = 0 if backward else ndim - 1  # the fastest axis in scratch memory
@@ -126,13 +126,13 @@ def copy_form(form, strides, array, code, scratch, wanted, back):
             rest //= lengths[axis]
         for first in range(0, height, TILE):
             rows = min(TILE, height - first)
-            target = scratch + (plane * height + first) * length * own
+            target = scratch + (plane * height + first) * length * wanted_size
             source = place + first * pitch
             for j in range(length if across else rows):
-                far, near = source + j * pitch, target + j * length * own
+                far, near = source + j * pitch, target + j * length * wanted_size
                 count, step_far, step_near = length, stride, 1
                 if across:
-                    far, near = source + j * stride, target + j * own
+                    far, near = source + j * stride, target + j * wanted_size
                     count, step_far, step_near = rows, pitch, length
                 if uneven & (size - 1):
                     copy_unaligned(code, wanted, far, step_far, near, step_near, count, back)
@@ -172,8 +172,8 @@ def grad_elements(tensor, record):
 @scalar
 def elements_of(tensor, record):
     """Return the number of elements of the weight, or of values or indices if they are more."""
-    own = max(record.size, grad_elements(tensor, record))
-    return max(own, tensor.length) if tensor.listed else own
+    count = max(record.size, grad_elements(tensor, record))
+    return max(count, tensor.length) if tensor.listed else count
 
 
 @scalar

@@ -37,17 +37,17 @@ ITEMSIZE, ALIGNED, FORM = range(3)
 @scalar
 def memory_of(tensor, impl, form):
     """Return the address of the elements of a tensor, or 0 if it has another form."""
-    kind, own, count, other = header_at(tensor).type, words(tensor), impl.count, 0
+    kind, fields, count, other = header_at(tensor).type, words(tensor), impl.count, 0
     if kind != impl.tensor and kind != impl.parameter:
         return 0
-    own = words(own[impl.own])
+    fields = words(fields[impl.own])
     for k in range(count):
-        other |= (own[k] ^ form[FORM + k]) & form[FORM + count + k]
-    storage = own[impl.storage]
+        other |= (fields[k] ^ form[FORM + k]) & form[FORM + count + k]
+    storage = fields[impl.storage]
     if other or storage == 0 or bytes_(storage + impl.check)[0]:
         return 0
     start = words(storage)[impl.data]
-    first = start + form[ITEMSIZE] * own[impl.offset]
+    first = start + form[ITEMSIZE] * fields[impl.offset]
     return first if start and first & form[ALIGNED] == 0 else 0
 
 
@@ -56,21 +56,21 @@ def read_tensors(impl, forms, cells, count, tensors):
 
     `impl` is the address of the layout, `forms` and `cells` those of arrays of addresses.
     """
-    own = header_at(address(tensors))
-    for k in range(count if own.length == count else 0):
-        first = memory_of(words(own.items)[k], impl_at(impl), words(words(forms)[k]))
+    header = header_at(address(tensors))
+    for k in range(count if header.length == count else 0):
+        first = memory_of(words(header.items)[k], impl_at(impl), words(words(forms)[k]))
         if first == 0:
             return False
         words(words(cells)[k])[0] = first
-    return own.length == count
+    return header.length == count
 
 
 def match(ids, count, objects):
     """Return whether the items of a list are the objects with these addresses."""
-    own = header_at(address(objects))
-    same = own.length == count
+    header = header_at(address(objects))
+    same = header.length == count
     for k in range(count if same else 0):
-        same = same and words(own.items)[k] == words(ids)[k]
+        same = same and words(header.items)[k] == words(ids)[k]
     return same
 
 

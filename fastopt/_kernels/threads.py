@@ -203,10 +203,10 @@ def _before_fork() -> None:
 
 def _after_fork() -> bool:
     """Release the compiler's lock; return whether the thread that forked held it."""
-    own: bool = global_compiler_lock._lock._is_owned()
-    if own:
+    held: bool = global_compiler_lock._lock._is_owned()
+    if held:
         global_compiler_lock._lock.release()
-    return own
+    return held
 
 
 def _in_child() -> None:

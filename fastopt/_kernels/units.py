@@ -40,28 +40,28 @@ def unit_loop(weight: type, grad: type, real: type) -> Callable:
 
         def summed(pointers, width, terms, lanes):
             """Return the sum of squares, and the factor of the numbers: DOWN if they are large."""
-            found = 0.0
+            squares = 0.0
             for first in range(0, width, BLOCK):
                 for part in range(first, min(first + BLOCK, width), PART):
                     if width - part >= PART:
                         add_part(pointers, part, PART, terms, lanes)
                     else:
                         add_part(pointers, part, width - part, terms, lanes)
-                found += total(lanes)[0]
-            if not math.isinf(found):
-                return found, 1.0
-            found = 0.0
+                squares += total(lanes)[0]
+            if not math.isinf(squares):
+                return squares, 1.0
+            squares = 0.0
             for i in range(width):
-                found += (np.float64(load(pointers, i)[0]) * DOWN) ** 2
-            return found, DOWN
+                squares += (np.float64(load(pointers, i)[0]) * DOWN) ** 2
+            return squares, DOWN
 
         w = locate(table, 0, WEIGHT, unit * width, weights)
         g = locate(table, 0, GRAD, unit * width, grads)
         out = locate(table, 0, OUT, unit * width, outs)
         terms, lanes = scratch(1, PART, real), scratch(1, LANES, np.float64)
-        of_weight, own = summed(w, width, terms, lanes)
+        of_weight, weight_down = summed(w, width, terms, lanes)
         of_grad, down = summed(g, width, terms, lanes)
-        most = limit * max(math.sqrt(of_weight) / own, least) * down
+        most = limit * max(math.sqrt(of_weight) / weight_down, least) * down
         norm, scale = math.sqrt(of_grad) * factor, real(1)
         if not norm <= most:  # NaN stays NaN
             scale = real(most / max(norm, TINY * down))

@@ -96,14 +96,14 @@ def init_of(spec: Spec, state_class: Any, weight: types.Array) -> Callable:
     The numbers of the function are those of the state, an element of each array, and the count.
     """
     order = weight.layout if spec.rule.elementwise else "C"
-    converts, own_of = weight.layout != order, _converted(weight, weight.dtype, order)
+    converts, weight_of = weight.layout != order, _converted(weight, weight.dtype, order)
     new_state = _new_state(spec)
 
     def init(function, weight):
-        own = weight
+        weights = weight
         if converts:
-            own = own_of(weight)
-        arrays, numbers, count = new_state(function, own)
+            weights = weight_of(weight)
+        arrays, numbers, count = new_state(function, weights)
         return state_class(arrays, numbers, count)
 
     return init
@@ -122,8 +122,8 @@ def _new_state(spec: Spec) -> Callable:
         result = types.Tuple([types.Tuple(kinds), numbers, count])
 
         def codegen(context, builder, signature, args):
-            given, one = context.make_array(weight)(context, builder, args[1]), _word(1)
-            shape = cgutils.unpack_tuple(builder, given.shape, weight.ndim)
+            array, one = context.make_array(weight)(context, builder, args[1]), _word(1)
+            shape = cgutils.unpack_tuple(builder, array.shape, weight.ndim)
 
             def number(k):
                 return builder.load(builder.gep(args[0], [k]))
@@ -136,7 +136,7 @@ def _new_state(spec: Spec) -> Callable:
 
             def first(k, copies, kind):
                 if copies:
-                    return lambda i: builder.load(builder.gep(given.data, [i]))
+                    return lambda i: builder.load(builder.gep(array.data, [i]))
                 value = number(_word(size + k))
                 value = context.cast(builder, value, types.float64, kind.dtype)
                 return lambda i: value
@@ -168,26 +168,26 @@ def update_of(spec: Spec, weight: types.Array, grad: types.Array) -> Callable:
     layout = spec.layout(getattr(np, weight.dtype.name))
     order = weight.layout if spec.rule.elementwise else "C"
     copies, converts = weight.layout != order, grad.layout != order or grad.dtype != weight.dtype
-    own_of, grad_of = (_converted(array, weight.dtype, order) for array in (weight, grad))
+    weight_of, grad_of = (_converted(array, weight.dtype, order) for array in (weight, grad))
     enter, apply = _entering(layout), _application(spec, layout)
     columns, by_row = layout.first_grad + 1, layout.by_row
 
     def update(function, grad, weight, state, lr=None):
         arrays, numbers, count = state
-        own, grads = weight, grad
+        weights, grads = weight, grad
         if copies:
-            own = own_of(weight)
+            weights = weight_of(weight)
         if converts:
             grads = grad_of(grad)
         table = on_stack(columns, np.uint64)
-        if not enter(table, own, grads, arrays):
+        if not enter(table, weights, grads, arrays):
             raise ValueError("update: grad must have the shape of weight, and state be its state")
         if lr is not None and not (lr >= 0 and lr < inf):
             raise ValueError(BAD_RATE)
         items = len(weight) if by_row else weight.size
         apply(table, numbers, count, lr, weight.size, items, grads)
         if copies:
-            weight[...] = own
+            weight[...] = weights
 
     return update
 
@@ -196,7 +196,7 @@ def update_rows_of(spec: Spec, weight: types.Array, values: types.Array) -> Call
     """Return ``(function, values, indices, table, state, lr)``, which updates indexed rows."""
     layout = spec.layout(getattr(np, weight.dtype.name), sparse=True)
     copies, converts = weight.layout != "C", values.layout != "C" or values.dtype != weight.dtype
-    own_of, values_of = (_converted(array, weight.dtype, "C") for array in (weight, values))
+    table_of, values_of = (_converted(array, weight.dtype, "C") for array in (weight, values))
     enter, apply = _entering(layout), _application(spec, layout)
     columns, by_row = layout.first_grad + 1, layout.by_row
 
@@ -208,13 +208,13 @@ def update_rows_of(spec: Spec, weight: types.Array, values: types.Array) -> Call
             row = rows[k] = indices[k]
             if row < 0 or row >= height:
                 raise IndexError("update_rows: an index is not that of a row of the table")
-        own, grads = table, values
+        weights, grads = table, values
         if copies:
-            own = own_of(table)
+            weights = table_of(table)
         if converts:
             grads = values_of(values)
         entries = on_stack(columns, np.uint64)
-        if len(values) != listed or not enter(entries, own, grads, arrays):
+        if len(values) != listed or not enter(entries, weights, grads, arrays):
             raise ValueError(
                 "update_rows: values must have a row for each index, and state be that of the table"
             )
@@ -229,7 +229,7 @@ def update_rows_of(spec: Spec, weight: types.Array, values: types.Array) -> Call
         items = segments if by_row else table.size
         apply(entries, numbers, count, lr, table.size, items, (grads, places))
         if copies:
-            table[...] = own
+            table[...] = weights
 
     return update_rows
 
@@ -300,7 +300,7 @@ def _entering(layout: Layout) -> Callable:
     def enter(typingctx, table, weight, grad, arrays):
         def codegen(context, builder, signature, args):
             entries = context.make_array(table)(context, builder, args[0]).data
-            own, given = (
+            weights, grads = (
                 context.make_array(signature.args[k])(context, builder, args[k]) for k in (1, 2)
             )
 
@@ -314,18 +314,18 @@ def _entering(layout: Layout) -> Callable:
                 lengths = cgutils.unpack_tuple(builder, array.shape)
                 if len(lengths) != len(shape):
                     return cgutils.false_bit
-                found = cgutils.true_bit
+                equal = cgutils.true_bit
                 for one, other in zip(shape[start:], lengths[start:], strict=True):
-                    found = builder.and_(found, builder.icmp_signed("==", one, other))
-                return found
+                    equal = builder.and_(equal, builder.icmp_signed("==", one, other))
+                return equal
 
-            shape = cgutils.unpack_tuple(builder, own.shape)
+            shape = cgutils.unpack_tuple(builder, weights.shape)
             height = shape[0] if shape else _word(1)
             some = builder.select(builder.icmp_signed(">", height, _word(0)), height, _word(1))
-            fits = same(given, int(sparse))
-            put(WIDTH, builder.sdiv(own.nitems, some))
-            place(ADDRESS, own)
-            place(layout.first_grad, given)
+            fits = same(grads, int(sparse))
+            put(WIDTH, builder.sdiv(weights.nitems, some))
+            place(ADDRESS, weights)
+            place(layout.first_grad, grads)
             sizes = [None] * cells + [height] * rows + [_word(1)] * len(rule.kept)
             parts = cgutils.unpack_tuple(builder, args[3], len(arrays))
             for k, (kind, part, size) in enumerate(zip(arrays, parts, sizes, strict=True)):

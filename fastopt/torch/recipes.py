@@ -27,8 +27,8 @@ EXTRAS = (
 """Arguments of fastopt's optimizers that every class accepts if its rule has them."""
 
 COMMON = {
-    "lr": Option(("lr",), float, lambda value: (float(+value),)),  # no string
-    "weight_decay": Option(("wd",), float, lambda value: (float(+value),)),
+    "lr": Option(("lr",), float, lambda x: (float(x),) if isinstance(x, Real) else ()),
+    "weight_decay": Option(("wd",), float, lambda x: (float(x),) if isinstance(x, Real) else ()),
     "maximize": same("maximize"),
 }
 """Options of every parameter group."""

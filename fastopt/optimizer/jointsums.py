@@ -139,17 +139,16 @@ class JointSums(Optimizer):
 
 @dataclass(frozen=True)
 class EstimateOf:
-    """A saved estimate: empty, or these numbers, of which the first is above 0."""
+    """A saved estimate: empty, or the numbers of :attr:`first`, of which ``"d"`` is above 0."""
 
-    names: tuple[str, ...]
+    first: Mapping[str, float]
+    """What the numbers are before the first step, as multiples of ``d0``."""
 
     def __call__(self, name: str, value: object) -> dict[str, float]:
         """Return the checked value."""
-        table = TableOf(ANY)(name, value)
-        if table and (tuple(table) != self.names or not table[self.names[0]] > 0):
-            raise ValueError(
-                f"{name} must have {self.names} with {self.names[0]} above 0, got {brief(value)}"
-            )
+        table, names = TableOf(ANY)(name, value), tuple(self.first)
+        if table and (tuple(table) != names or not table["d"] > 0):
+            raise ValueError(f"{name} must have {names} with d above 0, got {brief(value)}")
         return table
 
 
@@ -222,8 +221,8 @@ class DistanceFamily(JointSums, AdamFamily):
     def first_estimate(self) -> dict[str, float]:
         """See :attr:`JointSums.first_estimate`."""
         check = type(self).declared["estimate"].check
-        names = check.names if isinstance(check, EstimateOf) else ()
-        return {name: 0.0 if "numerator" in name else self.d0 for name in names}
+        first = check.first if isinstance(check, EstimateOf) else {}
+        return {name: factor * self.d0 for name, factor in first.items()}
 
     @property
     def d(self) -> float:

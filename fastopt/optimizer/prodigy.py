@@ -81,7 +81,7 @@ def estimated(weight: Scalar, grad: Scalar, state: State, floor: Scalar, h: Hype
     return weight, (mean, var, total)
 
 
-ESTIMATE = "d", "d_max", "d_numerator"
+ESTIMATE = {"d": 1.0, "d_max": 1.0, "d_numerator": 0.0}
 
 
 def parts(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
@@ -255,7 +255,7 @@ class Prodigy(EstimatedAdam):
             known.update(zip(ESTIMATE, now, strict=True))
 
 
-WEIGHTED = "d", "numerator_weighted"
+WEIGHTED = {"d": 1.0, "numerator_weighted": 0.0}
 
 
 def dadapt_parts(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:
@@ -383,7 +383,7 @@ class DAdaptAdam(EstimatedAdam):
             self.estimate.update(d=estimate if estimate > d else d, numerator_weighted=numerator)
 
 
-FREE_ESTIMATE = "d", "d_numerator"
+FREE_ESTIMATE = {"d": 1.0, "d_numerator": 0.0}
 
 
 def free_parts(weight: Scalar, grad: Scalar, state: State, h: Hyper) -> State:

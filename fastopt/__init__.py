@@ -53,7 +53,7 @@ def __getattr__(name: str) -> typing.Any:
             return klass
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
-    schedules = (f"lr_scheduler.{each}" for each in lr_scheduler.scheduler_registry)
+    schedules = (f"lr_scheduler.{key}" for key in lr_scheduler.scheduler_registry)
     within = ("optimizer.create", "optimizer.register", "amp.LossScaler", "parameter.ParameterDict")
     known = {*globals(), *_optimizers(), *_LAZY, *schedules, *within}
     raise _no_attribute(f"module {__name__!r}", name, known, _Advice("PACKAGE"))

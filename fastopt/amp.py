@@ -156,7 +156,7 @@ class LossScaler(Checked):
         "dynamic": FLAG,
         **dict.fromkeys(("min_scale", "max_scale"), Real(least=_LEAST, most=_MOST)),
     }
-    elsewhere: ClassVar[Mapping[str, str]] = Advice("SCALER_ATTRIBUTES")
+    attribute_advice: ClassVar[Mapping[str, str]] = Advice("SCALER_ATTRIBUTES")
     _stuck = 0  # overflows in a row at the least scale; of the class, for earlier pickles
 
     def __init__(

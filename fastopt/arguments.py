@@ -677,11 +677,11 @@ class Checked(metaclass=Constructor):
     argument_advice: ClassVar[Mapping[str, str]] = {}
     """Advice for argument names of other libraries that have no counterpart."""
 
-    elsewhere: ClassVar[Mapping[str, str]] = {}
+    attribute_advice: ClassVar[Mapping[str, str]] = {}
     """Advice for methods and attributes of other libraries."""
 
     unlisted: ClassVar[frozenset[str]] = frozenset(
-        {"aliases", "argument_advice", "argument_names", "elsewhere", "unlisted"}
+        {"aliases", "argument_advice", "argument_names", "attribute_advice", "unlisted"}
         | {"declared", "defaults", "independent", "positional", "torch_defaults", "transient"}
     )
     """Names for the package alone, which completion leaves out."""
@@ -825,7 +825,7 @@ class Checked(metaclass=Constructor):
                 return object.__getattribute__(self, name)  # raises the property's own error
             known = {*dir(kind), *vars(self)} - kind.unlisted - kind.transient
             known = {other for other in known if not other.startswith("_")}
-            raise no_attribute(f"{kind.__name__!r} object", name, known, kind.elsewhere)
+            raise no_attribute(f"{kind.__name__!r} object", name, known, kind.attribute_advice)
 
 
 Arguments = ParamSpec("Arguments")

@@ -253,8 +253,8 @@ class _Method:
     """An optimizer with the signature that SciPy calls its methods with."""
 
     def __init__(self, optimizer: str | Optimizer | Updater, options: dict[str, Any]) -> None:
-        own = {name: value for name, value in options.items() if name not in RUN_NAMES}
-        _updater(optimizer, options.get("average"), own)  # mistakes are errors here
+        settings = {name: value for name, value in options.items() if name not in RUN_NAMES}
+        _updater(optimizer, options.get("average"), settings)  # mistakes are errors here
         self.optimizer, self.options = optimizer, options
 
     def __repr__(self) -> str:

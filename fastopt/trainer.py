@@ -92,7 +92,7 @@ class Trainer(Checked):
     (array([0.85, 0.75], dtype=float32), array([-0.05, -0.05], dtype=float32))
     """
 
-    elsewhere: ClassVar[Mapping[str, str]] = Advice("TRAINER_ATTRIBUTES")
+    attribute_advice: ClassVar[Mapping[str, str]] = Advice("TRAINER_ATTRIBUTES")
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = Advice("UPDATER_NAMES")
     argument_advice: ClassVar[Mapping[str, str]] = Advice("TRAINER_ARGUMENTS")
 

@@ -423,7 +423,7 @@ def test_every_advice_about_a_class_is_given(klass):
         with pytest.raises(TypeError, match=re.escape(words)):
             klass(*needed, **{name: 1})
     made = SCHEDULES.get(klass) or quiet(klass, *needed)
-    for name, words in klass.elsewhere.items():
+    for name, words in klass.attribute_advice.items():
         if not hasattr(made, name):
             with pytest.raises(AttributeError, match=re.escape(words)):
                 getattr(made, name)
@@ -629,7 +629,8 @@ def test_completion_lists_what_users_and_authors_call():
     of_updater, of_optimizer = ({*dir(made)} for made in (updater, updater.optimizer))
     assert {"step", "save", "load", "info", "optimizer", "states", "averaged"} <= of_updater
     assert {"learning_rate", "beta1", "set_lr_mult", "hyper", "rule"} <= of_optimizer
-    assert not of_updater & {"parameters", "records", "devices", "elsewhere", "argument_advice"}
+    engine = {"parameters", "records", "devices"}
+    assert not of_updater & {*engine, "attribute_advice", "argument_advice"}
     assert not of_optimizer & {"unlisted", "aliases", "version", "snapshot", "folds", "seen"}
     aliases = {"betas", "eps", "weight_decay", "param_idx2name", "sym"}
     assert {*inspect.signature(fastopt.Adam).parameters} - of_optimizer == aliases

@@ -78,7 +78,7 @@ from fastopt.checkpoint.restore.restore import restore, restore_states
 from fastopt.checkpoint.restore.shards import read_whole
 from fastopt.optimizer.accumulation import Entry, Windows, incomplete
 from fastopt.optimizer.groups import Groups, check_averaged
-from fastopt.optimizer.optimizer import Array, Index, Optimizer, create, unused
+from fastopt.optimizer.optimizer import Array, Index, Optimizer, create, reject_reentrant
 from fastopt.sparse import HALVES, REALS, RowSparse
 
 T = TypeVar("T")
@@ -257,7 +257,7 @@ class Updater(Checked):
         "average": check_average,
         **LIMITS,
     }
-    elsewhere = Advice("UPDATER_ATTRIBUTES")
+    attribute_advice = Advice("UPDATER_ATTRIBUTES")
     argument_names = Advice("UPDATER_NAMES")
     argument_advice = Advice("UPDATER_ARGUMENTS")
     unlisted = Checked.unlisted | {
@@ -885,9 +885,8 @@ class Updater(Checked):
         if not (np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"):
             raise TypeError(f"dtype must be a floating-point type, got {dtype}")
         with self.lock:
-            of = self.parameters.optimizer_of(index)
-            convert = lambda slot, numbers: numbers[slot].astype(dtype)  # noqa: E731
-            return mapped_slots(of, index, self.states[index], convert)
+            optimizer, state = self.parameters.optimizer_of(index), self.states[index]
+            return mapped_slots(optimizer, index, state, lambda k, slots: slots[k].astype(dtype))
 
     def set_state_dtype(self, state_dtype: Literal["bfloat16", "int8"] | None) -> None:
         """Change the precision of the states; existing states are converted.
@@ -1169,7 +1168,7 @@ class Updater(Checked):
         >>> weight, updater.optimizer.num_update
         (array([-6.]), 2)
         """
-        with between_updates(self.lock, "finish()"), unused(self.optimizer.updating):
+        with between_updates(self.lock, "finish()"), reject_reentrant(self.optimizer.updating):
             optimizer = self.optimizer
             if self._averages is not None:
                 self._averages.check_free()
@@ -1570,7 +1569,7 @@ class Updater(Checked):
     def _update(self, call: Given) -> None:
         """Check the arrays and update, unless the loss scaler or norm clip skips the step."""
         indices, grads, weights, single, *_ = call
-        with self.lock, unused(self.optimizer.updating):
+        with self.lock, reject_reentrant(self.optimizer.updating):
             optimizer = self.optimizer
             if self._averages is not None:
                 self._averages.check_free()
@@ -1601,14 +1600,14 @@ class Updater(Checked):
         if not optimizer.unchecked or not indices:
             return
         waiting = self._windows.calls if self._windows else ()
-        given = {row.index for row in of.rows.values() if row.copy is not None}
-        given.update(*(each.masters_given for each in of.optimizers()))
-        optimizer.check_multipliers(indices, waiting, grouped=bool(given or of.groups))
+        masters = {row.index for row in of.rows.values() if row.copy is not None}
+        masters.update(*(opt.masters_given for opt in of.optimizers()))
+        optimizer.check_multipliers(indices, waiting, grouped=bool(masters or of.groups))
         if optimizer.unchecked:
             return
         if of.groups is not None:
             of.groups.warn_of_unused([*indices, *waiting])
-        lost = given - {*indices, *waiting, *optimizer._index_update_count}
+        lost = masters - {*indices, *waiting, *optimizer._index_update_count}
         if names := ", ".join(sorted(repr(i) for i in lost if not self._is_frozen(i))):
             warn_user(f"the master or copy of {names} has no effect: no weight has this index")
 
@@ -1734,7 +1733,7 @@ class Updater(Checked):
         optimizer, indices = self.optimizer, [index for index, *_ in entries]
         if (twice := repeated(indices)) is not None:
             context = label(twice, optimizer.idx2name)
-            raise ValueError(f"{context}: accumulate={windows.every} takes an index once")
+            raise ValueError(f"{context}: accumulate={windows.every} takes an index once per call")
         last = [entry for entry in entries if windows.is_last(entry[0])]
         before, after = windows.before(indices), windows.after(indices)
         finish = partial(windows.finish, indices, after)

@@ -92,7 +92,7 @@ class ShardedEmbeddingTable(Sharded):
            [-1. , -1. ]], dtype=float32)
     """
 
-    elsewhere: ClassVar[Mapping[str, str]] = Advice("RANKS_TABLE_ATTRIBUTES")
+    attribute_advice: ClassVar[Mapping[str, str]] = Advice("RANKS_TABLE_ATTRIBUTES")
 
     def __init__(self, table: EmbeddingTable, comm: object, timeout: float | None = None) -> None:
         if not isinstance(table, EmbeddingTable):
@@ -431,7 +431,7 @@ class ShardedEmbeddingTable(Sharded):
     def _taken(self, ids: Ids, times: Numbers, create: bool) -> Array:
         """Rows of the ids from all ranks, with the number of appearances of each."""
         table = self.table
-        with table.lock, table._access.to(change=create):
+        with table.lock, table._access.to_call(change=create):
             if create:
                 first = np.cumsum(times) - times
                 rows = table._rows(np.repeat(ids, times), table.id_dtype, True)[first]

@@ -91,9 +91,9 @@ class Exchange:
         self._lap("packing")
         summing = transport.sum(bucket.summed, source, at)
         if bucket.even is not None:
-            own = group.grads[slice(*bucket.share(self.rank))]
+            share = group.grads[slice(*bucket.share(self.rank))]
             comm = transport.gradient_comm
-            summing = Collecting(summing, bucket, bucket.even, self.rank, comm, own)
+            summing = Collecting(summing, bucket, bucket.even, self.rank, comm, share)
         self._reducing.append((bucket, summing, packed))
         self._lap("communication")
 

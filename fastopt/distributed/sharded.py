@@ -51,7 +51,7 @@ class Sharded(Checked):
         Other arguments of the constructor, which must be equal on all ranks.
     """
 
-    elsewhere: ClassVar[Mapping[str, str]] = Advice("RANKS_ATTRIBUTES")
+    attribute_advice: ClassVar[Mapping[str, str]] = Advice("RANKS_ATTRIBUTES")
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = Advice("RANKS_NAMES")
     argument_advice: ClassVar[Mapping[str, str]] = Advice("RANKS_ARGUMENTS")
 

@@ -114,7 +114,7 @@ class Owned(Resumable):
         Raises
         ------
         TypeError, ValueError
-            `given` is not a mapping, is empty, or has an unknown index.
+            `mapping` is not a mapping, is empty, or has an unknown index.
         """
         if not isinstance(mapping, Mapping):
             raise TypeError(f"expected a mapping of tables' indices, got {type(mapping).__name__}")

@@ -102,18 +102,18 @@ class Slices:
         self,
         sharded: "ShardedUpdater",
         weights: Mapping[Index, Array],
-        own: Mapping[Index, Array] | None = None,
+        parts: Mapping[Index, Array] | None = None,
         placements: Mapping[Index, Placement] = NOTHING,
     ) -> None:
         self.ranks: Ranks = sharded._ranks
         self.limit: int = sharded.bucket_bytes
         self.weights = dict(weights)
         self.copies = {i: sharded._copies[i] for i in weights if i in sharded._copies}
-        if own is None:
+        if parts is None:
             known = {**sharded.placements, **placements}
             cuts = ((i, known[i], flat(weight)) for i, weight in weights.items())
-            own = {i: place.slice_of(array, sharded.rank) for i, place, array in cuts}
-        self.own = {index: np.asarray(part, order="C") for index, part in own.items()}
+            parts = {i: place.slice_of(array, sharded.rank) for i, place, array in cuts}
+        self.own = {index: np.asarray(part, order="C") for index, part in parts.items()}
 
     def gather(self) -> None:
         """Write the slices of all ranks to the weights and their copies; collective."""
@@ -1437,8 +1437,8 @@ class ShardedUpdater(Resumable):
 
     def _flush(self, slices: Slices) -> None:
         """Apply deferred decay to this rank's slices of weights, and gather the weights."""
-        for index, own in slices.own.items():
-            self.shard._flush(index, own)
+        for index, part in slices.own.items():
+            self.shard._flush(index, part)
         slices.gather()
 
     def _known(self, index: Any, weight: Array | None) -> Slices:

@@ -103,7 +103,7 @@ class LRScheduler(Checked):
 
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = Advice("SCHEDULE_NAMES")
     argument_advice: ClassVar[Mapping[str, str]] = Advice("SCHEDULE_ARGUMENTS")
-    elsewhere: ClassVar[Mapping[str, str]] = Advice("SCHEDULE_ATTRIBUTES")
+    attribute_advice: ClassVar[Mapping[str, str]] = Advice("SCHEDULE_ATTRIBUTES")
 
     base_lr: float
 

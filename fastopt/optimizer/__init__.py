@@ -52,12 +52,12 @@ def __getattr__(name: str) -> typing.Any:
             return klass
     if module is not None and name.islower():
         return module
-    known = {*globals(), *_LAZY, *(each.__name__ for each in opt_registry.values())}
+    known = {*globals(), *_LAZY, *(klass.__name__ for klass in opt_registry.values())}
     raise _no_attribute(f"module {__name__!r}", name, known, {})
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, *(each.__name__ for each in opt_registry.values())})
+    return sorted({*globals(), *_LAZY, *(klass.__name__ for klass in opt_registry.values())})
 
 
 class _Package(types.ModuleType):

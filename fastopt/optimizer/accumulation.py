@@ -108,15 +108,15 @@ def incomplete(
         return {i: weights.get(i) for i in calls}
     single = not is_listed(index)
     indices = [check_index(i) for i in ([index] if single else index)]
-    given: list[Any] = [weight] * len(indices)
+    arrays: list[Any] = [weight] * len(indices)
     known = ChainMap[Any, Any](calls, optimizer.idx2name, optimizer._index_update_count)
     for i in indices:
         if i not in known and not is_frozen(i):
             names = ", ".join(map(repr, known)) or "none"
             raise ValueError(f"index {i!r} is of no parameter; those so far are {names}")
     if weight is not None and not single:
-        _, _, given = as_lists(indices, indices, weight)
-    return {i: of for i, of in zip(indices, given, strict=True) if i in calls}
+        _, _, arrays = as_lists(indices, indices, weight)
+    return {i: of for i, of in zip(indices, arrays, strict=True) if i in calls}
 
 
 class Windows:

@@ -529,8 +529,8 @@ def angle(y: Scalar, x: Scalar) -> Scalar:
     z = r * r
     over = (((real(P0) * z + real(P1)) * z + real(P2)) * z + real(P3)) * z + real(P4)
     under = ((((z + real(Q0)) * z + real(Q1)) * z + real(Q2)) * z + real(Q3)) * z + real(Q4)
-    found = first + (r + r * (z * over / under))
-    return -found if y < real(0) else found
+    result = first + (r + r * (z * over / under))
+    return -result if y < real(0) else result
 
 
 @rule(**MEAN_AND_VAR, hyper=(*ANGLED, "mean_scale", "var_scale", "a"))

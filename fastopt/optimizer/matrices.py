@@ -37,7 +37,7 @@ from fastopt.optimizer.optimizer import (
     RateAttribute,
     constant,
     create,
-    unused,
+    reject_reentrant,
 )
 from fastopt.optimizer.sgd import SGD
 from fastopt.sparse import RowSparse
@@ -115,7 +115,7 @@ class _Descent(Optimizer):
 
     cautious_decay = False
     decays_last = False
-    given: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    fields: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Hyper-parameters of the present step."""
 
     @property
@@ -128,12 +128,12 @@ class _Descent(Optimizer):
     @constant
     def hyper(self, t: int, lr: float, wd: float) -> Mapping[str, float]:
         """See :meth:`Optimizer.hyper <fastopt.optimizer.Optimizer.hyper>`."""
-        return self.given
+        return self.fields
 
-    def take(self, given: Mapping[str, float]) -> None:
+    def take(self, fields: Mapping[str, float]) -> None:
         """Take other hyper-parameters."""
-        if given != self.given:
-            vars(self)["given"] = given
+        if fields != self.fields:
+            vars(self)["fields"] = fields
             self._direct(False).refill()
 
 
@@ -827,7 +827,8 @@ class MatrixOptimizer(Optimizer):
                 self._fallback().check_calls([(index, weight, grad, state)])
                 continue
             context, inner = label(index, self.idx2name), state
-            self._get_lr(index), self._get_wd(index)
+            self._get_lr(index)
+            self._get_wd(index)
             self._check_matrix(index, weight)
             exact = weight
             if has_master(self, weight):
@@ -837,7 +838,7 @@ class MatrixOptimizer(Optimizer):
     def update(self, index: Index, weight: Array, grad: Any, state: Any) -> None:
         """See :meth:`Optimizer.update <fastopt.optimizer.Optimizer.update>`."""
         validate.check_key(index)
-        with self.call_lock, unused(self.stepping), uninterrupted:
+        with self.call_lock, reject_reentrant(self.stepping), uninterrupted:
             if self.falls_back(index, weight):
                 self._fallback().update(index, weight, grad, state)
                 return

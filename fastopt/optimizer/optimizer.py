@@ -188,8 +188,8 @@ def replaceable(method: Callable[[Any], Any]) -> Any:
     return property(method)
 
 
-def unused(lock: Any) -> Any:
-    """Return the lock of an update that must not be inside another one, which is checked.
+def reject_reentrant(lock: Any) -> Any:
+    """Return the lock of an update; raise if it is held, so that no update is inside another.
 
     Raises
     ------
@@ -420,7 +420,7 @@ class Optimizer(Checked, metaclass=Declaring):
     }
     argument_names: ClassVar[Mapping[str, tuple[str, ...]]] = Advice("OPTIMIZER_NAMES")
     argument_advice: ClassVar[Mapping[str, str]] = Advice("OPTIMIZER_ARGUMENTS")
-    elsewhere: ClassVar[Mapping[str, str]] = Advice("OPTIMIZER_ATTRIBUTES")
+    attribute_advice: ClassVar[Mapping[str, str]] = Advice("OPTIMIZER_ATTRIBUTES")
     unlisted = Checked.unlisted | {
         *("add_follower", "averaged_gradient", "base_rule", "batches", "by_index", "by_row"),
         *("call_lock", "carried_in", "carried_slots", "check_multipliers", "check_rates"),
@@ -1576,7 +1576,7 @@ class Optimizer(Checked, metaclass=Declaring):
             changes.
         """
         check_key(index)
-        with self.call_lock, unused(self.stepping):
+        with self.call_lock, reject_reentrant(self.stepping):
             state, masters = self.direct_state(weight, state)
             self._direct(masters).update(index, weight, grad, state)
 
@@ -1592,7 +1592,7 @@ class Optimizer(Checked, metaclass=Declaring):
         """
         check_key(index)
         if self.native:
-            with self.call_lock, unused(self.stepping):
+            with self.call_lock, reject_reentrant(self.stepping):
                 self._direct().update(index, weight, grad, state)
         else:
             self.update_in_python(index, weight, grad, state, None)
@@ -1660,7 +1660,7 @@ class Optimizer(Checked, metaclass=Declaring):
             if self.native:
                 # The copy keeps the arrays alive even if another thread changes the caller's list.
                 calls = list(calls)
-                with unused(self.stepping):
+                with reject_reentrant(self.stepping):
                     self._direct().update_all(calls)
             else:
                 self.check_calls(calls)

@@ -64,7 +64,7 @@ class Access:
             )
         return self._change
 
-    def to(self, change: bool) -> AbstractContextManager[Any]:
+    def to_call(self, change: bool) -> AbstractContextManager[Any]:
         """Context of a call that changes the table, or only reads."""
         return self.to_change() if change else self.to_read()
 

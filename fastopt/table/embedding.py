@@ -142,7 +142,7 @@ class EmbeddingTable(Checked):
     EmbeddingTable(dim=2, optimizer=SGD(learning_rate=0.5, num_update=1), rows=2, dtype=float32)
     """
 
-    elsewhere: ClassVar[Mapping[str, str]] = Advice("TABLE_ATTRIBUTES")
+    attribute_advice: ClassVar[Mapping[str, str]] = Advice("TABLE_ATTRIBUTES")
     argument_advice: ClassVar[Mapping[str, str]] = Advice("TABLE_ARGUMENTS")
 
     buffer_bytes: int = BUFFER
@@ -273,7 +273,7 @@ class EmbeddingTable(Checked):
         >>> table.rows([30, 20, 30], create=True), table.rows([20, 10])
         (array([0, 1, 0]), array([ 1, -1]))
         """
-        with self.lock, self._access.to(change=flag("create", create)):
+        with self.lock, self._access.to_call(change=flag("create", create)):
             bits, shape, keys = self._checked_ids(ids)
             return np.reshape(self._rows(bits, keys, create), shape)
 
@@ -312,7 +312,7 @@ class EmbeddingTable(Checked):
                [0., 0.],
                [1., 1.]], dtype=float32)
         """
-        with self.lock, self._access.to(change=flag("create", create)):
+        with self.lock, self._access.to_call(change=flag("create", create)):
             return self._lookup(ids, create)
 
     def update(self, ids: ArrayLike, grads: ArrayLike) -> None:

@@ -111,5 +111,5 @@ def _locked(tables: Sequence[EmbeddingTable], change: bool) -> Iterator[None]:
     with ExitStack() as stack:
         for table in sorted(tables, key=id):
             stack.enter_context(table.lock)
-            stack.enter_context(table._access.to(change))
+            stack.enter_context(table._access.to_call(change))
         yield

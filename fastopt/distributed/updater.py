@@ -21,7 +21,6 @@ from fastopt._engine.mixed_precision import check_copy, round_into
 from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
 from fastopt._engine.validate import as_lists, check, check_index, check_like, label, repeated
 from fastopt._interrupts import between_updates, uninterrupted
-from fastopt._notices import warn_user
 from fastopt._structure import as_given, by_index, copies
 from fastopt._updater.averaged import averages_of, check_fit, evaluates, held, leading
 from fastopt._updater.updater import Updater
@@ -1158,7 +1157,7 @@ class ShardedUpdater(Resumable):
             additional ones are ignored. Default True.
         weights : nested arrays, or mapping of index to numpy.ndarray, optional
             Arrays to which the weights of the checkpoint are written, with the same indices on all
-            ranks.
+            ranks. Default: its weights are not read.
 
         Returns
         -------
@@ -1186,8 +1185,6 @@ class ShardedUpdater(Resumable):
 
         def check(saved: Saved) -> None:
             parts.update((i, part) for i, part in saved.weights.items() if i in chosen)
-            if weights is None and saved.weights:
-                warn_user("the checkpoint has weights too, which load(path, weights=weights) reads")
             for index, array in chosen.items():
                 context = self._label(index)
                 placement = saved.frozen.get(index) or saved.placements.get(index)

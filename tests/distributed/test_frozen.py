@@ -67,7 +67,7 @@ REFUSED = {
     "updater.save(path, {**weights, 'tail': np.ones(2)})":
         "ValueError: index 'tail': its weight was not updated yet",
     "updater.save(path, {**weights, 'ice': [1.0]})":
-        "TypeError: index 'ice': weight must be a NumPy array",
+        "TypeError: index 'ice.0': weight must be a NumPy array",
     "updater.save(path, {**weights, 'ice': np.array([None])})":
         "TypeError: index 'ice': weight cannot be saved with dtype object",
     "updater.load(path, weights={**found, 'ice': np.ones((4, 2))})":

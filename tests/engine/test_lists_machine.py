@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fastopt import optimizer
+from fastopt import RowSparse, optimizer
 from fastopt._engine.validate import leaves
 from helpers.headers import reheader
 from helpers.plans import each
-from helpers.tensor_lists import Tensor, as_list, everything, frozen, laid, normal, one_by_one
+from helpers.tensor_lists import as_list, everything, frozen, laid, normal, one_by_one
 
 # Multipliers may come before the first update of their parameter.
 pytestmark = pytest.mark.filterwarnings("ignore:lr_mult of .* has no effect")
@@ -76,7 +76,9 @@ class World:
         if kind == "strided" and weight.ndim:
             return laid(grad, "strided")
         if kind == "rows" and weight.ndim and len(weight):
-            return Tensor(weight.shape, weight.dtype.name, gradient="rows").slope(seed)
+            rows = np.random.default_rng(seed).integers(0, len(weight), size=4)
+            values = normal(seed, (4, *weight.shape[1:]), weight.dtype.name)
+            return RowSparse(values, rows, weight.shape)
         if kind == "weight":
             fitting = [
                 other

@@ -147,6 +147,31 @@ def test_state_is_made_once_for_each_index():
         updater.step([f32(2)], [f32(2)])
 
 
+def test_states_alone_restart_the_counts():
+    old, new, weight = adam(), adam(), f32(3)
+    for _ in range(3):
+        old(0, f32(3), weight)
+    new.set_states(old.get_states())
+    np.testing.assert_array_equal(new.states[0][0], old.states[0][0])
+    assert new.states_synced == {0: False}
+    new(0, f32(3), weight)
+    assert new.optimizer._index_update_count == {0: 1}
+    assert new.states_synced == {0: True}
+
+
+def test_states_with_the_optimizer_restore_all_but_param_dict():
+    class Parameter:
+        lr_mult = wd_mult = 0.5
+
+    old = adam(param_dict={0: Parameter()}, param_idx2name={0: "a_weight"}, wd=0.1)
+    old(0, f32(3), f32(3))
+    new = optimizer.Updater("sgd")
+    new.set_states(old.get_states(dump_optimizer=True))
+    assert type(new.optimizer) is optimizer.Adam
+    assert new.optimizer.param_dict == {}
+    assert new.optimizer.__getstate__() == old.optimizer.__getstate__()
+
+
 def test_states_are_kept_of_what_was_updated_before_code_of_the_user_failed():
     class Fragile(optimizer.Optimizer):
         def create_state(self, index, weight):

@@ -12,7 +12,7 @@ import pytest
 from fastopt import Trainer, optimizer
 from fastopt.distributed import ShardedUpdater, run_threads
 from fastopt.distributed.plan import Plan
-from helpers.cases import exhaustive, nightly
+from helpers.cases import exhaustive, nightly, slow
 from helpers.ranks import THREADS_CANNOT, NodeWorld, names_of, run_checks
 from helpers.refusals import check_refused
 from helpers.written_headers import in_compiled_code
@@ -20,10 +20,7 @@ from helpers.written_headers import in_compiled_code
 ONES = np.ones(4, np.float32)
 
 
-JOBS = [
-    *(("divergence", 3), ("plans", 3), ("join", 3), ("settings", 3), ("trainer", 2)),
-    *(("checkpoints", 2), ("embeddings", 2)),
-]
+JOBS = ("divergence", 3), ("plans", 3), ("join", 3), ("settings", 3), ("trainer", 2)
 """Modules of checks, and numbers of ranks."""
 
 MORE = [
@@ -42,7 +39,7 @@ def folders(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "job",
-    [*JOBS, *exhaustive(*MORE)],
+    [*JOBS, *slow(("checkpoints", 2), ("embeddings", 2)), *exhaustive(*MORE)],
     ids="{0[0]}-{0[1]}".format,
 )
 def test_checks_pass(job, folders):

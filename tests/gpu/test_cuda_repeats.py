@@ -1,5 +1,7 @@
 """Calls with the arrays of the call before are made by compiled code, up to the launches."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from fastopt._engine.device_call import SETS
 from fastopt._engine.devices import Devices
 from fastopt._kernels import record_words
 from fastopt.lr_scheduler import CosineScheduler
-from helpers.device_arrays import check_close, on_device
+from helpers.device_arrays import Foreign, check_close, on_device
 from helpers.tensor_lists import one_by_one
 
 pytestmark = pytest.mark.gpu
@@ -150,6 +152,36 @@ def test_new_gradients_run_no_python_and_do_the_same(single, clip, keep, in_pyth
         if turn % 5 == 1:
             pair.step(known, there, single=single)
     assert not in_python
+    pair.check()
+
+
+def test_a_gradient_that_is_gone_is_not_read(rng):
+    """Another array may have its id, or its memory."""
+    pair = Pair(arrays(rng))
+    for turn in range(20 + CALLS):
+        if turn in (0, *range(CALLS, 20 + CALLS)):
+            grads = arrays(rng)
+            moved = on_device(grads)
+            gc.collect()
+        pair.step(grads, moved)
+    pair.check()
+
+
+def test_a_new_gradient_that_is_written_to_or_of_another_form_is_no_new_gradient(in_python, rng):
+    """It is the weight or its state, in other memory order, or of another library."""
+    pair = Pair(arrays(rng))
+    for _ in range(2 * CALLS):
+        grads = arrays(rng)
+        pair.step(grads, on_device(grads))
+    for change in (lambda moved: [Foreign(moved[0]), *moved[1:]], list):
+        in_python.clear()
+        grads = [np.asfortranarray(grad) for grad in arrays(rng)]
+        pair.step(grads, change(on_device(grads)))
+        assert in_python
+    own, moved = pair.on_device[1], on_device(arrays(rng))
+    for wrong in (own.view(own.dtype), on_device(np.ones((7, 10), np.int32))):
+        with pytest.raises((TypeError, ValueError), match=r"memory|int32"):
+            pair.there([0, 1, 2], [moved[0], wrong, moved[2]], pair.on_device)
     pair.check()
 
 

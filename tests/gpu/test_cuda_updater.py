@@ -251,3 +251,31 @@ def test_the_page_about_cuda_prints_what_it_says(capsys):
         expected += printed(code)
     assert capsys.readouterr().out.splitlines() == expected
     assert expected
+
+
+def test_a_copy_at_the_address_of_a_freed_one_is_another_one():
+    """A list call remembers copies by the ids of their objects."""
+    updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0))
+    weight = on_device(np.zeros(3, np.float32))
+    grads = [on_device(np.ones(3, np.float32))]
+    copies = [on_device(np.zeros(3, np.float16))]
+    updater.set_copy(0, copies[0])
+    updater([0], grads, [weight])
+    updater.set_copy(0, None)
+    updater(0, grads[0], weight)
+    freed = id(copies.pop())
+    while len(copies) < 1000 and freed not in map(id, copies[-1:]):
+        copies.append(on_device(np.zeros(3, np.float16)))
+    updater.set_copy(0, copies[-1])
+    updater([0], grads, [weight])
+    np.testing.assert_array_equal(host(copies[-1]), [-3, -3, -3])
+
+
+def test_new_indices_of_one_optimizer_do_not_lose_the_counts_of_another():
+    made = optimizer.Adam()
+    updater = optimizer.Updater(made, groups={"^b": {"learning_rate": 0.5}})
+    indices = ["a", *(f"b{k}" for k in range(12))]
+    arrays = [on_device(np.ones(2, np.float32)) for _ in range(2 * len(indices))]
+    for calls in (1, 2):
+        updater(indices, arrays[: len(indices)], arrays[len(indices) :])
+        assert dict(made._index_update_count) == dict.fromkeys(indices, calls)

@@ -5,7 +5,8 @@ does not fit has changed nothing (``test_updater.py``, ``test_parameters.py``).
 
 *Identity is no proof.* Address, type, dtype, shape and flags are read from the header in each call,
 of weight, gradient and states alike: an id or an address may belong to a new object, and an array
-may be resized or made read-only in place. ``test_memory_that_moves_is_followed``,
+may be resized or made read-only in place.
+``test_memory_that_grows_or_shrinks_is_updated_as_it_is``,
 ``test_a_gradient_at_the_address_of_a_freed_one_is_checked_again``.
 
 *Guesses.* ``clear_weight`` and ``clear_grad`` are addresses that were found to meet no other array

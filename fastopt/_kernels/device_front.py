@@ -10,21 +10,22 @@ What that relies on:
 
 *Addresses.* Arrays of numba never move. Compiled code compares the ids of the objects with those
 that Python has read last, whose deaths weak references report.
-``test_a_gradient_that_is_gone_is_not_read``, ``test_a_weight_that_is_replaced_is_read_again``.
+``test_a_gradient_that_is_gone_is_not_read``,
+``test_gradients_of_which_one_is_replaced_are_read_again``.
 
 *Attributes.* Gradients that were not seen before are read with C functions of CPython, in each
 call: of objects whose exact type has no properties, so that no Python runs and their attributes
 stay while they are read (:func:`read`). ``test_new_gradients_run_no_python_and_do_the_same``,
-``test_new_gradients_of_other_forms_are_read_by_python``.
+``test_a_new_gradient_that_is_written_to_or_of_another_form_is_no_new_gradient``.
 
 *Tables.* The launches have tables of their own in the memory of the device, to which nothing else
 writes. If gradients are read, or random numbers drawn, each call uploads them on their stream, and
 hyper-parameters that tensors do not share.
-``test_other_arrays_lists_and_single_calls_come_in_between``.
+``test_a_norm_that_is_measured_in_between_uses_other_memory_of_the_table``.
 
 *Owners.* A :class:`~fastopt._engine.device_call.Repeat` keeps the memory of arguments, tables and
 kernels alive, and records live as long as those of all other calls: settings drop both, under the
-lock of the updater. ``test_settings_that_change_between_warm_calls_are_followed``.
+lock of the updater. ``test_warm_calls_run_no_python_and_do_the_same``.
 
 *The GIL* is held up to the launches. They may wait for the device, and with it for functions of
 other threads, so it is released for them, when nothing but the memory of the call is read.

@@ -6,7 +6,7 @@ row-sparse gradient, apart from the front.
 
 *Indices are copied* while the GIL is held, and the copy is what is checked and what kernels read:
 another thread may change the array once the GIL is released, and an index out of range would write
-anywhere. ``test_a_row_out_of_range_in_the_last_table_changes_nothing``,
+anywhere. ``test_what_does_not_fit_is_refused_by_name_and_changes_nothing``,
 ``test_indices_that_a_schedule_spoils_are_checked_again``.
 
 *Parts of a gradient* are in the dictionary of a ``RowSparse``, whose class has no properties of

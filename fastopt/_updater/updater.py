@@ -978,6 +978,7 @@ class Updater(Checked):
             self._averages.arrays.clear()
         known = {*self.states, *records.known(), *self.optimizer._index_update_count}
         known.update(self._windows.calls if self._windows else ())
+        known.update(*(of.masters_given for of in self.parameters.optimizers()))
         for index, state in list(self.states.items()):
             if self._restarts_at_zero(index):
                 for array in leaves(state):

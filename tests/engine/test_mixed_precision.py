@@ -99,10 +99,12 @@ BETWEEN = {
 
 @pytest.mark.parametrize("kind", ["sgd", InNumPy])
 @pytest.mark.parametrize("between", BETWEEN)
-def test_an_initial_master_is_copied_and_released_after_its_first_use_or_a_reset(kind, between):
+@pytest.mark.parametrize("called", [False, True])
+def test_an_initial_master_is_released_after_its_first_use_or_a_reset(kind, between, called):
     updater, start = updater_of(kind, multi_precision=True), np.full(3, 0.1, np.float32)
-    call(updater)
-    updater.states.clear()
+    if called:
+        call(updater)
+        updater.states.clear()
     updater.set_master(0, start)
     start[:] = 7
     updater = BETWEEN[between](updater)

@@ -842,7 +842,9 @@ class Updater(Checked):
         """
         index = check_index(index)
         set_master(self.parameters.optimizer_of(index), index, array, self.states.get(index))
-        vars(self.optimizer)["unchecked"] = True
+        if index not in self.states:
+            vars(self.optimizer)["unchecked"] = True
+            self.forget()
 
     def state_as(self, index: Any, dtype: Any = np.float32) -> Any:
         """Return a copy of the state of a parameter in another precision.
@@ -1210,7 +1212,7 @@ class Updater(Checked):
         Raises
         ------
         ValueError
-            No weight is given, and no weight has been updated under this index.
+            No weight is given and no weight has been updated under this index, or it has no state.
         RuntimeError
             The call comes from inside an update, for example from a signal handler; or the weights
             hold their averages.
@@ -1233,6 +1235,9 @@ class Updater(Checked):
                 known = [self.parameters.of(index) for index in self.states]
                 indices = [of.index for of in known if of.index in of.optimizer.row_decay]
             lasts = [self._given(i, weight, "flush") for i in map(check_index, indices)]
+            if index is not None and check_index(index) not in self.states:
+                names = ", ".join(map(repr, self.states)) or "none"
+                raise ValueError(f"index {index!r} is of no parameter; those so far are {names}")
             for i, last in zip(indices, lasts, strict=True):
                 self._flush(i, last)
 

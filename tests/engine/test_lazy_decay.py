@@ -216,6 +216,8 @@ def test_flush_refuses_a_weight_that_it_does_not_know_or_that_does_not_fit():
     updater, weight, longer = catching_up("signum", momentum=0.0), np.ones((4, 2)), np.ones((5, 2))
     with pytest.raises(ValueError, match="index 'table': flush needs the weight"):
         updater.flush("table")
+    with pytest.raises(ValueError, match="'tables' is of no parameter; those so far are none"):
+        updater.flush("tables", weight)
     updater("table", ROW, weight)
     for refused in (
         partial(updater.flush, "table", longer),

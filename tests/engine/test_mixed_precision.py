@@ -131,8 +131,9 @@ def test_a_master_can_be_set_between_updates(half, rng):
 @pytest.mark.parametrize("given", ["set_master", "set_copy"])
 def test_a_master_or_copy_of_no_weight_warns(given, half):
     updater, weight = updater_of(multi_precision=True), np.ones(3, half)
+    for _ in range(3):
+        updater("layer.w", np.ones(3, half), weight)
     getattr(updater, given)("w", np.ones(3, np.float32 if given == "set_master" else half))
-    updater("layer.w", np.ones(3, half), weight)
     with pytest.warns(UserWarning, match="the master or copy of 'w' has no effect"):
         updater("layer.w", np.ones(3, half), weight)
 

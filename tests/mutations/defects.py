@@ -109,7 +109,7 @@ DEFECTS = [
     ("_kernels/clipping.py", "if record.ndims < 2:", "if record.ndims < 3:", UNITS),
     ("_kernels/clipping.py", "record.size // max(units, 1)", "record.size", UNITS),
     ("_kernels/measuring.py", "    norm.factor *= norm.share\n", "", FINISH),
-    ("_kernels/measuring.py", "own += doubles(partial)[c]", "own = doubles(partial)[c]", CLIP),
+    ("_kernels/measuring.py", "total += doubles(partial)[c]", "total = doubles(partial)[c]", CLIP),
     ("_kernels/noise.py", "hashed + np.uint64(part) + _GAMMA", "np.uint64(part) + _GAMMA", NOISE),
     ("_kernels/half.py", "np.uint32(odd + (_LOWER_HALF - _ONE))", "_LOWER_HALF", HALF),
     ("kernels/variants.py", "1.0 / max(share, LEAST_SHARE)", "max(share, LEAST_SHARE)", FAMILIES),

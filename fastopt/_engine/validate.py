@@ -4,7 +4,7 @@ Tests: ``tests/updater/test_updater.py``, ``tests/engine/test_rows.py``.
 """
 
 from array import array as BufferOf
-from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MappingView, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import combinations
@@ -18,6 +18,7 @@ from fastopt._foreign import as_real
 from fastopt._kernels.codes import is_coded, scales_shape
 from fastopt._kernels.devices import Header, device_of, header, is_cuda
 from fastopt._kernels.layout import kind_of, real_of
+from fastopt._structure import by_index
 from fastopt.arguments import array_inside, brief, is_masked
 from fastopt.kernels.rule import Rule
 from fastopt.sparse import HALVES, REALS, RowSparse, as_row_sparse, is_row_sparse
@@ -85,6 +86,18 @@ def check_index(index: object) -> int | str:
     elif isinstance(index, np.ndarray):
         message = f"{message}; the order is updater(index, grad, weight)"
     raise TypeError(message)
+
+
+def check_known(index: int | str, known: Collection[Any]) -> None:
+    """Raise ValueError unless an index is that of a known parameter."""
+    if index not in known:
+        names = ", ".join(map(repr, known)) or "none"
+        raise ValueError(f"index {index!r} is of no parameter; those so far are {names}")
+
+
+def weights_by_index(weights: object) -> dict[int | str, Any]:
+    """Return the arrays of nested weights, or of a mapping of indices, by checked index."""
+    return {check_index(index): array for index, array in by_index(weights).items()}
 
 
 def check_key(index: object) -> None:

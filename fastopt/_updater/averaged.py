@@ -11,12 +11,11 @@ from fastopt._engine.averaging import Averages, exact_copy
 from fastopt._engine.mixed_precision import has_master, split_state
 from fastopt._engine.owner import Updating
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import Array, check_index, check_like, label, leaves
+from fastopt._engine.validate import Array, check_like, label, leaves, weights_by_index
 from fastopt._foreign import as_real, owner_of
 from fastopt._interrupts import between_updates, uninterrupted
 from fastopt._kernels.device_memory import host
 from fastopt._kernels.devices import header
-from fastopt._structure import by_index
 from fastopt.sparse import REALS
 
 
@@ -135,7 +134,7 @@ def _targets(
     weights: object,
 ) -> dict[Index, list[Any]]:
     """Return the weight of each index, with its half-precision copy if it has one."""
-    passed = {check_index(index): weight for index, weight in by_index(weights).items()}
+    passed = weights_by_index(weights)
     names = updater.optimizer.idx2name
     if averages.held is None:  # a restore leaves others alone
         check_fit(passed, needed, updater)

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from collections import ChainMap
 from collections.abc import Callable, KeysView, Mapping, Sequence, ValuesView
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -34,6 +35,7 @@ from fastopt._engine.validate import (
     as_lists,
     check,
     check_index,
+    check_known,
     check_like,
     is_listed,
     label,
@@ -1212,7 +1214,7 @@ class Updater(Checked):
         Raises
         ------
         ValueError
-            No weight is given and no weight has been updated under this index, or it has no state.
+            No weight is given and no weight has been updated under this index, or it is unknown.
         RuntimeError
             The call comes from inside an update, for example from a signal handler; or the weights
             hold their averages.
@@ -1235,9 +1237,11 @@ class Updater(Checked):
                 known = [self.parameters.of(index) for index in self.states]
                 indices = [of.index for of in known if of.index in of.optimizer.row_decay]
             lasts = [self._given(i, weight, "flush") for i in map(check_index, indices)]
-            if index is not None and check_index(index) not in self.states:
-                names = ", ".join(map(repr, self.states)) or "none"
-                raise ValueError(f"index {index!r} is of no parameter; those so far are {names}")
+            waiting = self._windows.calls if self._windows is not None else {}
+            names, counts = self.optimizer.idx2name, self.optimizer._index_update_count
+            for i in map(check_index, indices):
+                if not self._is_frozen(i):
+                    check_known(i, ChainMap[Any, Any](self.states, names, counts, waiting))
             for i, last in zip(indices, lasts, strict=True):
                 self._flush(i, last)
 

@@ -19,9 +19,17 @@ from fastopt._engine.clip import UNCHANGED, times
 from fastopt._engine.contract import batches_of
 from fastopt._engine.mixed_precision import check_copy, round_into
 from fastopt._engine.overlap import Addresses, Ranges, addresses, bounds
-from fastopt._engine.validate import as_lists, check, check_index, check_like, label, repeated
+from fastopt._engine.validate import (
+    as_lists,
+    check,
+    check_index,
+    check_like,
+    label,
+    repeated,
+    weights_by_index,
+)
 from fastopt._interrupts import between_updates, uninterrupted
-from fastopt._structure import as_given, by_index, copies
+from fastopt._structure import as_given, copies
 from fastopt._updater.averaged import averages_of, check_fit, evaluates, held, leading
 from fastopt._updater.updater import Updater
 from fastopt.amp import LossScaler
@@ -1105,14 +1113,14 @@ class ShardedUpdater(Resumable):
 
         def slices() -> dict[Index, Array]:
             self._check_complete()
-            chosen = arrays_of(weights)
+            chosen = weights_by_index(weights)
             frozen.update(self._placed_frozen(chosen))
             for index in chosen.keys() - frozen.keys():
                 self._check_like(index, chosen[index], written=False)
             return Slices(self, chosen, placements=frozen).own
 
         def compared() -> dict[str, str]:
-            arrays = arrays_of(weights)
+            arrays = weights_by_index(weights)
             return {
                 f"frozen weight of {self._label(i)}": f"{place.dtype} of shape {place.shape} with "
                 f"checksum {agreement.checksum(arrays[i]):#x}"
@@ -1174,7 +1182,7 @@ class ShardedUpdater(Resumable):
             Ranks disagree, such as on the indices of `weights`.
         """
         chosen, parts = dict[Index, Array](), dict[Index, Array]()
-        checked, error = agreement.attempt(arrays_of, weights)
+        checked, error = agreement.attempt(weights_by_index, weights)
         chosen.update(checked or {})
         compared = {"path": os.fspath(path), "weights": listing_of(chosen)}
 
@@ -1514,7 +1522,7 @@ class ShardedUpdater(Resumable):
             averages_of(shard)
         self._check_free()
         latest = {i: array for i, array in self._latest.items() if i in self.placements}
-        passed = arrays_of(weights)
+        passed = weights_by_index(weights)
         check_fit(passed, self.placements, shard)
         chosen = {**latest, **passed}
         needed = [index for index in self.placements if not shard._is_frozen(index)]
@@ -1546,7 +1554,7 @@ class ShardedUpdater(Resumable):
         """
 
         def check() -> Slices:
-            original, chosen = held(self.shard), arrays_of(weights)
+            original, chosen = held(self.shard), weights_by_index(weights)
             for index in original.keys() - chosen.keys():
                 raise ValueError(f"{self._label(index)}: pass its weight in weights, as in step")
             for index in self._placed_frozen(chosen):
@@ -1668,11 +1676,6 @@ def _as_read(states: Mapping[str, Any]) -> tuple[str, Saved]:
     tree = copied(states)
     header = next(iter(chunks(tree)))  # it has checksums of all arrays
     return hashlib.blake2b(header, digest_size=8).hexdigest(), shards.of_one(tree)
-
-
-def arrays_of(weights: object) -> dict[Index, Array]:
-    """Return arrays by checked index."""
-    return {check_index(index): array for index, array in by_index(weights).items()}
 
 
 def _batches(arrays: Mapping[Index, Array], limit: int) -> Iterator[list[Index]]:

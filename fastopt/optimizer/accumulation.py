@@ -10,11 +10,19 @@ from fastopt._engine.accumulate import accumulate, placed_rows, room, sum_of_row
 from fastopt._engine.direct import Unmeasured
 from fastopt._engine.parameters import Given, Parameters
 from fastopt._engine.records import Records
-from fastopt._engine.validate import Grad, as_lists, check_index, described, is_listed, label
+from fastopt._engine.validate import (
+    Grad,
+    as_lists,
+    check_index,
+    check_known,
+    described,
+    is_listed,
+    label,
+    weights_by_index,
+)
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.record_words import OK
-from fastopt._structure import by_index
 from fastopt.arguments import arg, brief, count
 from fastopt.optimizer.optimizer import Array, Index, Optimizer
 from fastopt.sparse import RowSparse
@@ -99,7 +107,7 @@ def incomplete(
     if isinstance(index, Mapping) and weight is None:
         index, weight = None, index
     if index is None:
-        weights = {check_index(i): of for i, of in by_index(weight).items()}
+        weights = weights_by_index(weight)
         if weight is not None and calls and not weights.keys() & calls.keys():
             raise TypeError(
                 f"finish(weight=weights) takes weights nested as in step, got {brief(weight)}; "
@@ -111,9 +119,8 @@ def incomplete(
     arrays: list[Any] = [weight] * len(indices)
     known = ChainMap[Any, Any](calls, optimizer.idx2name, optimizer._index_update_count)
     for i in indices:
-        if i not in known and not is_frozen(i):
-            names = ", ".join(map(repr, known)) or "none"
-            raise ValueError(f"index {i!r} is of no parameter; those so far are {names}")
+        if not is_frozen(i):
+            check_known(i, known)
     if weight is not None and not single:
         _, _, arrays = as_lists(indices, indices, weight)
     return {i: of for i, of in zip(indices, arrays, strict=True) if i in calls}

@@ -161,8 +161,8 @@ WRONG = {
         "Lookahead(alpha=1.1)")},
     **{f"adam({each})": "TypeError: must be" for each in (
         "EMA(decay='a')", "EMA(warmup=1)", "SWA(every=1.5)", "0.999")},
-    "adam(EMA()).averages.__setitem__(1, np.zeros(3))":
-        r"TypeError: updater.averages\[1\]\[...\] = values",
+    **{f"adam(EMA()).averages.{each}": r"TypeError: averages\[index\]\[...\] = values" for each in (
+        "__setitem__(1, np.zeros(3))", "pop(1)", "clear()", "update({1: 2})")},
     "adam([EMA(), SWA()])": r"TypeError: must be one EMA, SWA or Lookahead, got \[EMA",
     "adam(EMA)": r"TypeError: EMA, SWA or Lookahead, got .* call it, EMA\(\)",
     "adam(EMA()).averages['w']": "KeyError: 'w' has no average: .* begins with the first update",
@@ -173,6 +173,18 @@ WRONG = {
 @pytest.mark.parametrize("code", WRONG)
 def test_mistakes_are_refused_and_change_nothing(code):
     check_refused(code, WRONG[code], globals())
+
+
+def test_without_its_state_a_parameter_begins_again_with_a_weight_of_another_shape():
+    made = adam(EMA(0.5))
+    made.step({"head": np.ones(2)}, {"head": np.ones(2)})
+    weight, fresh = np.zeros(3), np.zeros(3)
+    with pytest.raises(ValueError, match=r"must have shape .3,.* delete the old state"):
+        made.step({"head": np.ones(3)}, {"head": weight})
+    del made.states["head"]
+    for updater, array in ((made, weight), (new := adam(EMA(0.5)), fresh)):
+        updater.step({"head": np.ones(3)}, {"head": array})
+    np.testing.assert_equal((weight, made.averages), (fresh, new.averages))
 
 
 @given(k=st.integers(1, 4), alpha=st.floats(0.1, 1), steps=st.integers(1, 9))

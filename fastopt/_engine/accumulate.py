@@ -104,7 +104,8 @@ def room(context: str, total: Grad | None, weight: Array, keep: bool) -> Any:
     now = header(total)
     if total is None or not (keep or (now.shape == of.shape and now.dtype == real)):
         return like(of, of.shape, real, order_of(of))
-    check_like(context, "the sum of gradients", now, (real.name,), of.shape)
+    cure = ": call finish() before another weight takes the index, or reset()"
+    check_like(context, "the sum of gradients", now, (real.name,), of.shape, hint=cure)
     return placed(total, of)
 
 

@@ -12,7 +12,7 @@ from fastopt._engine.contract import OptimizerLike
 from fastopt._engine.hyper import Hyper
 from fastopt._engine.mixed_precision import round_into
 from fastopt._engine.per_index import Index
-from fastopt._engine.validate import Array, check_like, order_of
+from fastopt._engine.validate import OF_ONE, Array, check_like, order_of
 from fastopt._kernels.device_memory import assign, host, like, placed
 from fastopt._kernels.devices import Header, header
 from fastopt._kernels.layout import real_of
@@ -95,7 +95,7 @@ class Averages:
             average = exact_copy(exact, rule)
         else:
             dtype = np.dtype(real_of(exact[0].dtype)).name
-            check_like(of, "average", header(average), (dtype,), exact[0].shape)
+            check_like(of, "average", header(average), (dtype,), exact[0].shape, hint=OF_ONE)
             if isinstance(average, np.ndarray) and isinstance(exact[0], Header):
                 average = placed(average, exact[0])
         self.arrays[index] = average

@@ -100,6 +100,37 @@ def weights_by_index(weights: object) -> dict[int | str, Any]:
     return {check_index(index): array for index, array in by_index(weights).items()}
 
 
+def selected(
+    method: str, index: Any, weight: object, known: Collection[int | str]
+) -> dict[int | str, Any]:
+    """Return what a method takes by index: its weights, or None for those of the last calls.
+
+    Parameters
+    ----------
+    method : str
+        Name in errors.
+    index, weight
+        The arguments: an index and its weight, lists of them, or no index and nested weights.
+    known : collection of int or str
+        The indices without an argument, of which nested weights need one at least.
+    """
+    if isinstance(index, Mapping) and weight is None:
+        index, weight = None, index
+    if index is None:
+        weights = weights_by_index(weight)
+        if weight is not None and known and not weights.keys() & {*known}:
+            raise TypeError(
+                f"{method}(weight=weights) takes weights nested as in step, got {brief(weight)}; "
+                f"{method}(index, weight) takes one and its index"
+            )
+        return {i: weights.get(i) for i in known}
+    if not is_listed(index):
+        return {check_index(index): weight}
+    indices = [check_index(i) for i in index]
+    arrays = [None] * len(indices) if weight is None else as_lists(indices, indices, weight)[2]
+    return dict(zip(indices, arrays, strict=True))
+
+
 def check_key(index: object) -> None:
     """Raise TypeError unless `index`, that of an update without an updater, can be a key."""
     if type(index).__hash__ is None:

@@ -43,6 +43,7 @@ from fastopt._engine.validate import (
     naming,
     real_views,
     repeated,
+    selected,
 )
 from fastopt._foreign import as_gradient, as_real, as_weight, owner_of
 from fastopt._interrupts import between_updates, uninterrupted
@@ -419,7 +420,7 @@ class Updater(Checked):
     def _follow_states(self, *indices: Index) -> None:
         """Follow other states of some parameters, or of all.
 
-        Parameters whose state was removed have made no updates.
+        Parameters whose state was removed have made no updates, and have no average.
         """
         with self.lock, uninterrupted:
             states, records, synced = self.states, self.records, self.states_synced
@@ -433,8 +434,11 @@ class Updater(Checked):
             if removed := {i for i in indices or synced if i in synced and i not in states}:
                 if self._windows:
                     self._windows.calls = self._windows.without(removed)
+                averages = self._averages
                 for index in removed:
                     dict.pop(synced, index)
+                    if averages is not None and averages.held is None:
+                        averages.arrays.pop(index, None)
                 for optimizer in self.parameters.optimizers():
                     optimizer.restart(removed)
 
@@ -1198,7 +1202,7 @@ class Updater(Checked):
                 self._apply(Given(indices, means, views, share=1 / calls[0]), finish)
             mark_written(list(owners.values()))
 
-    def flush(self, index: Any = None, weight: Array | None = None) -> None:
+    def flush(self, index: Any = None, weight: Any = None) -> None:
         """Apply the deferred weight decay to all rows of a parameter, or of all parameters.
 
         With ``sparse_decay="catch_up"``, call it before using the whole weight: rows that recent
@@ -1206,15 +1210,17 @@ class Updater(Checked):
 
         Parameters
         ----------
-        index : int, str or bytes, optional
-            The parameter. Default: all whose decay is deferred.
-        weight : numpy.ndarray, optional
-            The weight. Default: the weight that was last updated under this index.
+        index : int, str or bytes, or a list of them, optional
+            The parameters. Default: all whose decay is deferred.
+        weight : array, list of arrays, or nested weights, optional
+            Their weights, as in :meth:`finish`. Default: those of the last calls.
 
         Raises
         ------
         ValueError
-            No weight is given and no weight has been updated under this index, or it is unknown.
+            No weight is given and no weight has been updated under an index, or it is unknown.
+        TypeError
+            The arguments do not match.
         RuntimeError
             The call comes from inside an update, for example from a signal handler; or the weights
             hold their averages.
@@ -1232,26 +1238,24 @@ class Updater(Checked):
                [0.984]])
         """
         with between_updates(self.lock, "flush()"):
-            indices = [index]
-            if index is None and weight is None:
-                known = [self.parameters.of(index) for index in self.states]
-                indices = [of.index for of in known if of.index in of.optimizer.row_decay]
-            lasts = [self._given(i, weight, "flush") for i in map(check_index, indices)]
+            params = map(self.parameters.of, self.states)
+            deferred = [of.index for of in params if of.index in of.optimizer.row_decay]
+            weights = selected("flush", index, weight, deferred)
+            lasts = {i: self._given(i, array, "flush") for i, array in weights.items()}
             waiting = self._windows.calls if self._windows is not None else {}
             names, counts = self.optimizer.idx2name, self.optimizer._index_update_count
-            for i in map(check_index, indices):
+            for i in lasts:
                 if not self._is_frozen(i):
                     check_known(i, ChainMap[Any, Any](self.states, names, counts, waiting))
-            for i, last in zip(indices, lasts, strict=True):
+            for i, last in lasts.items():
                 self._flush(i, last)
 
-    def _flush(self, index: Any, weight: Array | None) -> None:
+    def _flush(self, index: Index, weight: Any) -> None:
         """See :meth:`flush`; the caller may hold the lock."""
-        index = check_index(index)
         with self.lock:
             if self._averages is not None:
                 self._averages.check_free()
-            last = self._viewed(index, self._given(index, weight, "flush"))
+            last = self._viewed(index, weight)
             state = self._state(index, last) if index in self.states else None
             if flush(self, index, last, state):
                 self.records.note(index, last)
@@ -1745,6 +1749,7 @@ class Updater(Checked):
             context = label(twice, optimizer.idx2name)
             raise ValueError(f"{context}: accumulate={windows.every} takes an index once per call")
         last = [entry for entry in entries if windows.is_last(entry[0])]
+        waits = [entry for entry in entries if not windows.is_last(entry[0])]
         before, after = windows.before(indices), windows.after(indices)
         finish = partial(windows.finish, indices, after)
         try:
@@ -1760,7 +1765,7 @@ class Updater(Checked):
             raise
         if not last:
             self._info = UNCHANGED
-            self.records.note(indices, [weight for _, weight, _ in entries])
+        self.records.note([i for i, *_ in waits], [weight for _, weight, _ in waits])
 
     def _given(self, index: Index, weight: Any, call: str) -> Any:
         """Return the weight that was given to a method, or else that of the last call."""
@@ -1835,11 +1840,15 @@ class _AveragesByIndex(dict[Index, Any]):
             "first update, until then the weight is its average"
         )
 
-    def __setitem__(self, index: Index, array: Any) -> None:
+    def _refuse(self, *args: object, **kwargs: object) -> Any:
         raise TypeError(
-            f"updates write the averages: assign elements, updater.averages[{index!r}][...] = "
-            "values; resize() changes a shape"
+            "updates write the averages: assign elements, updater.averages[index][...] = values; "
+            "resize() changes a shape, and an average begins again if updater.states loses the "
+            "state of its index"
         )
+
+    __setitem__ = __delitem__ = pop = popitem = clear = _refuse
+    update = setdefault = __ior__ = _refuse
 
 
 def _shown(value: Any) -> str:

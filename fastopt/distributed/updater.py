@@ -26,6 +26,7 @@ from fastopt._engine.validate import (
     check_like,
     label,
     repeated,
+    selected,
     weights_by_index,
 )
 from fastopt._interrupts import between_updates, uninterrupted
@@ -598,7 +599,12 @@ class ShardedUpdater(Resumable):
         grads = [self._check(*tensor) for tensor in zip(indices, grads, weights, strict=True)]
         check_apart(indices, weights, self.optimizer.idx2name)
         if len({windows.is_last(key) for key in indices}) > 1:
-            raise ValueError("accumulate takes lists of parameters that had equal numbers of calls")
+            counted = [f"{self._label(key)} {windows.calls.get(key, 0)}" for key in indices]
+            raise ValueError(
+                f"on ranks, accumulate={windows.every} takes lists of parameters that had equal "
+                f"numbers of calls since their updates, got {', '.join(counted)}: pass each in "
+                "every call, with zeros where there is no gradient, or in calls of its own"
+            )
         return list(zip(indices, weights, grads, strict=True))
 
     def begin(self, index: Index | bytes, grad: Gradient, release: bool = False) -> None:
@@ -1165,7 +1171,7 @@ class ShardedUpdater(Resumable):
             additional ones are ignored. Default True.
         weights : nested arrays, or mapping of index to numpy.ndarray, optional
             Arrays to which the weights of the checkpoint are written, with the same indices on all
-            ranks. Default: its weights are not read.
+            ranks; other weights of the file are left out. Default: its weights are not read.
 
         Returns
         -------
@@ -1415,17 +1421,17 @@ class ShardedUpdater(Resumable):
         self._plans.clear()
         self._unsure.update(self.placements)
 
-    def flush(self, index: Any = None, weight: Array | None = None) -> None:
+    def flush(self, index: Any = None, weight: Any = None) -> None:
         """Apply deferred weight decay to all rows of a weight, or of all; all ranks must call it.
 
         See :meth:`fastopt.optimizer.Updater.flush`.
 
         Parameters
         ----------
-        index : int, str or bytes, optional
-            Index of the parameter. Default: all.
-        weight : numpy.ndarray, optional
-            Its weight. Default: the weight in the last call.
+        index : int, str or bytes, or a list of them, optional
+            The parameters. Default: all.
+        weight : numpy.ndarray, list of them, or nested weights, optional
+            Their weights. Default: those of the last calls.
 
         Raises
         ------
@@ -1446,13 +1452,12 @@ class ShardedUpdater(Resumable):
             self.shard._flush(index, part)
         slices.gather()
 
-    def _known(self, index: Any, weight: Array | None) -> Slices:
-        """Return the slice of this rank of a parameter that has been updated, or of all."""
+    def _known(self, index: Any, weight: Any) -> Slices:
+        """Return the slices of this rank of parameters that have been updated, or of all."""
         self._check_free()
-        every = index is None and weight is None
         weights = dict[Index, Any]()
-        for known in self.placements if every else [check_index(index)]:
-            weights[known] = self._latest.get(known) if weight is None else weight
+        for known, array in selected("flush", index, weight, self.placements).items():
+            weights[known] = self._latest.get(known) if array is None else array
             if weights[known] is None or known not in self.placements:
                 raise ValueError(
                     f"{self._label(known)}: flush needs the weight, and an update before it"

@@ -1,7 +1,7 @@
 """Gradient accumulation: gradients of several calls are summed and applied as their mean."""
 
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,15 @@ from fastopt._engine.parameters import Given, Parameters
 from fastopt._engine.records import Records
 from fastopt._engine.validate import (
     Grad,
-    as_lists,
-    check_index,
     check_known,
     described,
-    is_listed,
     label,
-    weights_by_index,
+    selected,
 )
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.record_words import OK
-from fastopt.arguments import arg, brief, count
+from fastopt.arguments import arg, count
 from fastopt.optimizer.optimizer import Array, Index, Optimizer
 from fastopt.sparse import RowSparse
 
@@ -104,26 +101,12 @@ def incomplete(
         An index belongs to no parameter.
     """
     calls = windows.calls if windows is not None else {}
-    if isinstance(index, Mapping) and weight is None:
-        index, weight = None, index
-    if index is None:
-        weights = weights_by_index(weight)
-        if weight is not None and calls and not weights.keys() & calls.keys():
-            raise TypeError(
-                f"finish(weight=weights) takes weights nested as in step, got {brief(weight)}; "
-                "finish(index, weight) takes one and its index"
-            )
-        return {i: weights.get(i) for i in calls}
-    single = not is_listed(index)
-    indices = [check_index(i) for i in ([index] if single else index)]
-    arrays: list[Any] = [weight] * len(indices)
+    weights = selected("finish", index, weight, calls)
     known = ChainMap[Any, Any](calls, optimizer.idx2name, optimizer._index_update_count)
-    for i in indices:
+    for i in weights:
         if not is_frozen(i):
             check_known(i, known)
-    if weight is not None and not single:
-        _, _, arrays = as_lists(indices, indices, weight)
-    return {i: of for i, of in zip(indices, arrays, strict=True) if i in calls}
+    return {i: of for i, of in weights.items() if i in calls}
 
 
 class Windows:

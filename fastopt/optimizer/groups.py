@@ -128,6 +128,8 @@ class Group:
             raise TypeError(
                 f"{self.label}: {unknown_arguments(type(main), unknown, caller, known)}"
             )
+        if overrides.get("sparse_decay", "touched") != "touched":
+            overrides.setdefault("lazy_update", True)  # as in a constructor
         kind: Any = type(main)
         twin = kind.__new__(kind)
         twin._start()

@@ -138,8 +138,8 @@ def check_sym_info(name: str, value: object) -> Any:
 
 
 SCHEDULED = (
-    "the learning rate comes from lr_scheduler: assign another one, or None before a number; "
-    "set_learning_rate works without one"
+    "the learning rate comes from lr_scheduler: assign another to lr_scheduler, or None before a "
+    "number; set_learning_rate works without one"
 )
 
 
@@ -651,7 +651,8 @@ class Optimizer(Checked, metaclass=Declaring):
             return
         if not self.lazy_update:
             raise ValueError(
-                f"sparse_decay={self.sparse_decay!r} needs lazy updates, got lazy_update=False"
+                f"sparse_decay={self.sparse_decay!r} needs lazy updates, got lazy_update=False: "
+                "set lazy_update=True"
             )
         if self.sparse_decay == "catch_up" and not self.decoupled:
             raise ValueError(

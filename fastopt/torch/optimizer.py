@@ -595,6 +595,16 @@ def _entered(opt: Optimizer) -> None:
     """Enter the states of a state dict."""
     for key, entry in opt.state.items():
         opt.state[key] = converted(entry, lambda kept: kept.tensor.detach().clone())
+    for group in opt.param_groups:
+        # torch adds options that are off, such as amsgrad, to groups of its earlier versions.
+        needed = {k for k, default in opt.defaults.items() if not isinstance(default, bool | None)}
+        if missing := sorted(needed - group.keys()):
+            raise CheckpointError(
+                f"the state dict is of another optimizer than {type(opt).__name__}: its groups "
+                f"lack {', '.join(missing)}; load it with the class that saved it"
+            )
+        if type(opt).recipe.name == "AdamW":
+            group["decoupled_weight_decay"] = True  # as in torch, also with a state dict of Adam
     opt._follow()
     for group in opt._groups:
         group.current(opt.state, opt._number, loads=True)

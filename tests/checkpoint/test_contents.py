@@ -286,6 +286,13 @@ def test_names_that_one_side_does_not_know_do_not_count(tmp_path):
     assert named.optimizer.idx2name == {0: "a_weight"}
 
 
+def test_a_path_is_a_name_too(tmp_path):
+    old, new = adam(), adam(param_idx2name={"head": "new"})
+    old.step({"body": np.ones(2), "head": np.ones(3)}, {"body": np.ones(2), "head": np.ones(3)})
+    assert through_file(old, new, tmp_path, strict=False) == Skipped(["new"], ["head"])
+    assert [*new.states] == ["body"]
+
+
 def test_integers_and_texts_are_different_indices(tmp_path):
     old, new = adam(2), adam()
     with pytest.warns(UserWarning, match="a state of '0', and 0 has another"):

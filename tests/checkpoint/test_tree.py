@@ -91,9 +91,13 @@ def test_row_sparse_arrays_come_back():
     assert_same([got.values, got.indices, got.shape], [value.values, value.indices, value.shape])
 
 
-@pytest.mark.parametrize("value", [object(), {1.5: 0}, [lambda: 0], {0: {1}}, 1j, b"bytes"])
-def test_foreign_things_are_refused_with_their_place(value):
-    with pytest.raises(TypeError, match=r"^here\['there'\]"):
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(value, "") for value in (object(), {1.5: 0}, [lambda: 0], {0: {1}}, 1j, b"bytes")]
+    + [(optimizer.get_updater("sgd"), "Updater: save its state_dict")],
+)
+def test_foreign_things_are_refused_with_their_place(value, words):
+    with pytest.raises(TypeError, match=rf"^here\['there'\].*{words}"):
         checkpoint.dumps({"here": {"there": value}})
 
 

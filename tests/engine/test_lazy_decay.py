@@ -194,6 +194,17 @@ def test_flush_knows_the_last_weight_after_another_one_was_flushed(groups):
     updater.flush()
     assert (first < 1).all()
     assert (second == before).all()
+    updater.flush({"table": second})
+    assert (second < before).all()
+
+
+def test_a_group_that_defers_decay_is_lazy():
+    own, weights = {"sparse_decay": "catch_up"}, []
+    for kwargs, groups in ((own, None), ({}, {"t": own})):
+        updater = fastopt.Updater(optimizer.AdamW(wd=WD, **kwargs), groups=groups)
+        updater.step({"t": ROW}, {"t": (weight := np.ones((4, 2)))})
+        weights.append(weight)
+    same_bits(*weights)
 
 
 @pytest.mark.usefixtures("ctrl_c")

@@ -344,9 +344,17 @@ def test_a_state_that_is_no_state_is_explained_in_the_next_step(words, entry):
         assert torch.equal(param, before)
 
 
+def test_a_state_dict_of_torchs_adam_decouples_the_decay_of_adamw_as_in_torch():
+    _, opt, _ = trained("AdamW")
+    opt.load_state_dict(torch.optim.Adam(opt.param_groups[0]["params"]).state_dict())
+    assert opt.param_groups[0]["decoupled_weight_decay"]
+
+
 DAMAGES = [
     *((words, lambda state, entry=entry: state["state"][0].update(entry))
       for words, entry in ENTRIES),
+    ("of another optimizer than NAdam: its groups lack betas, eps; load it with",
+     lambda state: [state["param_groups"][0].pop(name) for name in ("betas", "eps")]),
     ("parameter group", lambda state: state["param_groups"].append({"params": []})),
     ("state of weight lacks",
      lambda state: state.update(state=trained("Lion")[1].state_dict()["state"])),

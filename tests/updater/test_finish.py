@@ -56,6 +56,15 @@ def test_windows_of_different_lengths_are_one_update(rng):
     assert made.optimizer.num_update == 1
 
 
+def test_weights_are_those_of_calls_that_only_added_to_them_beside_others():
+    made = optimizer.Updater(optimizer.SGD(lr=1.0), accumulate=2)
+    old, new = ({"a": np.zeros(1), "b": np.zeros(1)} for _ in range(2))
+    for a, b, weights in ((1.0, 1.0, old), (1.0, 1.0, old), (1.0, None, new), (1.0, 1.0, new)):
+        made.step({"a": np.full(1, a), "b": b and np.full(1, b)}, weights)
+    made.finish()
+    np.testing.assert_equal([*old.values(), *new.values()], np.full((4, 1), -1))
+
+
 def test_chosen_parameters_and_nothing():
     made = optimizer.Updater(optimizer.SGD(lr=1.0), accumulate=2)
     weights = [np.zeros(1), np.zeros(1)]

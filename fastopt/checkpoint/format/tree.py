@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -131,9 +132,12 @@ def _pack(value: object, where: str, arrays: dict[str, Array]) -> Any:
         return {"optimizer": type(value).__name__, "of": _pack(attributes, where, arrays)}
     if objects.is_registered(value):
         return {"schedule": type(value).__name__, "of": _pack(vars(value), where, arrays)}
+    cure = ": save its state_dict()" if hasattr(value, "state_dict") else ""
+    if is_dataclass(value):
+        cure = ": save dataclasses.asdict() of it"
     raise TypeError(
         f"{where or 'the tree'} must be None, a number, a string, an array, or a tuple, list or "
-        f"dict of these, got {type(value).__name__}"
+        f"dict of these, got {type(value).__name__}{cure}"
     )
 
 

@@ -96,16 +96,18 @@ class Matching:
 def match(saved: Keys, present: Keys) -> Matching:
     """Match saved parameters with current ones by key, or by index if there is no such key.
 
-    If current parameters have names, a saved parameter with a name is matched by name only.
+    If current parameters have names, a saved parameter with a name is matched by name only; the
+    path of a weight is a name too.
     """
-    named = any(key != index for key, index in present.items())
+    renamed = {index for key, index in present.items() if key != index}
+    paths = {index for index in renamed if isinstance(index, str)}
     index_of = {index: present[key] for key, index in saved.items() if key in present}
     taken = set(index_of.values())
     extra: dict[Index, Index] = {}
     for key, index in saved.items():
         if index in index_of:
             continue
-        if (named and key != index) or index in taken:
+        if (renamed and key != index) or index in taken or index in paths:
             extra[key] = index
         else:
             index_of[index] = index

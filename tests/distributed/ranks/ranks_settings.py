@@ -39,7 +39,8 @@ def check_a_window_that_fails_is_repeated():
         with raised(ValueError, "ranks disagree: for lr"):
             sharded(0, ones, weight)
         sharded.optimizer.lr = 0.01
-    with raised(ValueError, "equal numbers of calls"):
+    words = "equal numbers of calls since their updates, got index 0 1, index 1 0: pass each in"
+    with raised(ValueError, words):
         sharded([0, 1], [ones, ones], [weight, np.zeros(8)])
     for call in (lambda: sharded.save("nowhere"), sharded.state_dict):
         with raised(ValueError, "gradients of 1 parameters wait for their update"):

@@ -115,8 +115,9 @@ def test_what_a_group_does_not_override_follows_the_optimizer():
         (lambda: sgd.set_learning_rate(2.0), [2, 2, 0.5, 3]),
         (lambda: setattr(sgd, "rescale_grad", 0.5), [1, 1, 0.25, 1.5]),
         (lambda: setattr(other, "lr", 4.0), [1, 1, 0.25, 2]),
-        (lambda: setattr(sgd, "_index_update_count", {}), [1, 1, 0.25, 2]),
-        (more, [1, 1, 0.25, 2]),
+        (lambda: setattr(sgd, "maximize", True), [-1, -1, -0.25, 2]),
+        (lambda: setattr(sgd, "_index_update_count", {}), [-1, -1, -0.25, 2]),
+        (more, [-1, -1, -0.25, 2]),
     ]
     follow(steps, made, "abcd")
     assert [sgd._index_update_count[name] for name in "abcd"] == [2] * 4

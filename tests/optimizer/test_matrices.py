@@ -1,6 +1,5 @@
 """What every optimizer of matrices promises, also one of the user, and orthogonalization."""
 
-import copy
 from functools import partial
 
 import numpy as np
@@ -52,20 +51,6 @@ def test_any_layout_gives_the_same_weights(form, shape, layout, rng):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
-@every_form
-def test_updates_are_counted_from_the_first_whatever_their_initial_count(form, rng):
-    weights, gradients = drawn(rng, (4, 6), (3, 2), steps=6)
-    ends = []
-    for begun in (0, 50):
-        updater = fastopt.Updater(FORMS[form](lr=0.1, wd=0.1, begin_num_update=begun))
-        own = copy.deepcopy(weights)
-        for grads in gradients:
-            updater([0, 1], grads, own)
-        assert updater.optimizer.num_update == begun + 6
-        ends.append(own)
-    np.testing.assert_equal(*ends)
-
-
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 1), (3, 2), (2, 0, 3), (4,), ()], ids=str)
 @every_form
 def test_empty_weights_and_zero_gradients_are_updated_without_a_warning(form, shape):
@@ -109,16 +94,13 @@ def test_what_it_cannot_update_is_refused(name, bad):
 BAD = [
     ("soap", {"shampoo_beta": 1.0}, ValueError, "shampoo_beta must be"),
     ("soap", {"precondition_frequency": 0}, ValueError, "must be at least 1"),
-    ("shampoo", {"precondition_frequency": 0}, ValueError, "precondition_frequency must be at"),
     ("shampoo", {"root_epsilon": 0.0}, ValueError, "root_epsilon must be"),
     ("shampoo", {"start_step": 0}, ValueError, "start_step must be"),
     ("adafactor", {"decay_rate": -1}, ValueError, "decay_rate must be a finite number, at least"),
     ("adafactor", {"clip_threshold": 0}, ValueError, "clip_threshold must be a finite number"),
     ("adafactor", {"eps1": "small"}, TypeError, "eps1 must be a number"),
     ("sm3", {"momentum": 1}, ValueError, "momentum must be a finite number, at least 0"),
-    ("sm3", {"eps": -1}, ValueError, "eps must be a finite number, at least 0"),
     ("came", {"beta3": 1}, ValueError, "beta3 must be a finite number"),
-    ("came", {"clip_threshold": 0}, ValueError, "clip_threshold must be a finite"),
     ("galore", {"rank": 0}, ValueError, "rank must be at least 1"),
     ("apollo", {"scale_by": "row"}, ValueError, "scale_by must be"),
     ("adammini", {"heads": {"q": 0}}, ValueError, r"heads\['q'\] must be"),
@@ -134,9 +116,11 @@ BAD = [
     ("muon", {"split": {"qkv": 0}}, ValueError, r"split\['qkv'\] must be at least 1"),
     ("muon", {"split": {"q": (2, "3")}}, TypeError, r"split\['q'\]\[1\] must be an integer"),
     ("muon", {"split": 3}, TypeError, "split must map regular expressions to parts"),
-    ("muon", {"coefficients": "cubic"}, ValueError, "must be one of"),
     ("muon", {"coefficients": (1, 2)}, ValueError, "coefficients must be 3 numbers"),
     ("muon", {"maximize": True, "fallback": optimizer.AdamW()}, ValueError, "that of the fallback"),
+    *((name, {"fallback_for": "x"}, ValueError, "needs a fallback") for name in OF_MATRICES),
+    *((name, {"master": "split"}, ValueError, "'split'|'float32'") for name in OF_MATRICES),
+    *((name, {"state_dtype": "int8"}, ValueError, "state_dtype") for name in OF_MATRICES),
 ]
 
 
@@ -144,17 +128,6 @@ BAD = [
 def test_wrong_arguments_are_refused(name, arguments, error, words):
     with pytest.raises(error, match=words):
         optimizer.create(name, **arguments)
-
-
-@pytest.mark.parametrize("name", OF_MATRICES)
-def test_arguments_that_suit_none_are_refused(name):
-    for words, arguments in {
-        "masters in float32|master must be 'float32'": {"master": "split"},
-        "fallback_for needs a fallback": {"fallback_for": "x"},
-        "state_dtype": {"state_dtype": "int8"},
-    }.items():
-        with pytest.raises((TypeError, ValueError), match=words):
-            optimizer.create(name, **arguments)
 
 
 def only(dtype, function, asked):
@@ -204,27 +177,30 @@ def test_what_fails_in_float32_is_computed_in_float64(compute, function, monkeyp
 
 
 class Momentum(optimizer.MatrixOptimizer):
-    """Heavy ball, with a bias correction."""
+    """Heavy ball with a bias correction, which assigns slots and overwrites the gradient."""
 
     def slots(self, shape):
-        return {"mom": shape}
+        return {"mom": shape, "old": shape}
 
     def direction(self, t, grad, state):
-        state["mom"] += 0.1 * (grad - state["mom"])
-        return state["mom"] / (1 - 0.9**t)
+        state["mom"], state["old"] = 0.9 * state["mom"] + 0.1 * grad, state["mom"]
+        grad[...] = state["mom"] / (1 - 0.9**t)
+        return grad
 
 
 def test_the_base_counts_rescales_clips_and_decays_at_the_rate_of_each_step(rng):
     weight, gradients = single(rng, (4, 3), dtype=np.float64)
-    made = Momentum(lambda t: 0.2 / t, wd=0.2, rescale_grad=0.5, clip_gradient=0.4)
+    arguments = {"wd": 0.2, "rescale_grad": 0.5, "clip_gradient": 0.4, "begin_num_update": 50}
+    made = Momentum(lambda t: 0.2 / (t - 50), **arguments)
     made.set_lr_mult({0: 0.5})
     made.set_wd_mult({0: 3.0})
-    _, after = trained(made, weight, gradients)
+    updater, after = trained(made, weight, gradients)
     mom = 0.0
     for t, grad in enumerate(gradients, 1):
-        mom = 0.9 * mom + 0.1 * np.clip(0.5 * grad, -0.4, 0.4)
+        old, mom = mom, 0.9 * mom + 0.1 * np.clip(0.5 * grad, -0.4, 0.4)
         weight = (1 - 0.1 / t * 0.6) * weight - 0.1 / t * mom / (1 - 0.9**t)
     np.testing.assert_allclose(after, weight, rtol=1e-12)
+    np.testing.assert_allclose(updater.states[0], (mom, old), rtol=1e-12)
 
 
 def test_without_slots_there_is_no_state():
@@ -248,26 +224,6 @@ def test_slots_that_are_no_shapes_by_name_are_refused(wrong):
         trained(Wrong(0.1), np.ones((2, 2)), [np.ones((2, 2))])
 
 
-def test_slots_may_be_assigned(rng):
-    class Swapped(optimizer.MatrixOptimizer):
-        def slots(self, shape):
-            return {"one": shape, "two": shape}
-
-        def direction(self, t, grad, state):
-            state["one"], state["two"] = state["two"], 0.9 * state["one"] + 0.1 * grad
-            grad[...] = 0
-            return state["one"]
-
-    weight, gradients = single(rng, (4, 3), dtype=np.float64)
-    updater, after = trained(Swapped(0.1), weight, gradients)
-    one = two = 0.0
-    for grad in gradients:
-        one, two = two, 0.9 * one + 0.1 * grad
-        weight = weight - 0.1 * one
-    np.testing.assert_allclose(after, weight, rtol=1e-12)
-    np.testing.assert_allclose(updater.states[0], (one, two), rtol=1e-12)
-
-
 def test_a_direction_or_a_slot_that_does_not_fit_changes_no_weight_no_state_and_no_count():
     def assigned(**slots):
         return lambda grad, state: state.update(slots) or grad
@@ -277,7 +233,9 @@ def test_a_direction_or_a_slot_that_does_not_fit_changes_no_weight_no_state_and_
         r"return an array of shape \(2, 3\), got None": lambda grad, state: None,
         "return an array of real numbers, got complex128": lambda grad, state: grad * 1j,
         r"assign to 'mom' an array of shape \(2, 3\), got \(\)": assigned(mom=1.0),
-        r"keep the slots \['mom'\], got \['mom', 'var'\]": assigned(var=np.ones((2, 3))),
+        r"keep the slots \['mom', 'old'\], got \['mom', 'old', 'var'\]": assigned(
+            var=np.ones((2, 3))
+        ),
     }
     for expected, compute in wrong.items():
 

@@ -8,7 +8,7 @@ from fastopt import optimizer
 from fastopt.optimizer import Optimizer
 from fastopt.optimizer.jointsums import JointSums
 from fastopt.optimizer.matrices import MatrixOptimizer
-from helpers.cases import exhaustive, kept
+from helpers.cases import kept
 
 VARIANTS = ("cautious", "cautious_decay", "stable")
 KINDS = dict(Optimizer.opt_registry.items())
@@ -73,25 +73,21 @@ def decay_of(name, made, step):
         return rate * DECAY / (1 + rate * DECAY)
     if name == "signum":
         return rate * FORMS[name]["wd_lh"]
-    coupled = is_coupled(name)
     first = name in ("adopt", "soap") and step == 0
-    return 0.0 if coupled or first else rate * DECAY
+    return 0.0 if is_coupled(name) or first else rate * DECAY
 
 
 def seen_by(name, made, grad, weight, state):
     """The gradient that moving averages average: with decay if that is not decoupled."""
     if name == "novograd":
         grad = grad / np.sqrt(state[1])
-    coupled = is_coupled(name)
-    return grad + DECAY * weight if coupled else grad
+    return grad + DECAY * weight if is_coupled(name) else grad
 
 
 def factor_of(name, made, seen, state, step):
     """Inverse root mean ratio of the squared gradient to its corrected average, at most 1."""
     if name == "radam" and not made.hyper(step + 1, RATE, DECAY)["rectified"]:
         return 1.0
-    if name == "soap":
-        return None
     var = state[VAR.get(name, 1)] / (1 - made.beta2 ** (step + 1))
     return 1 / max(1.0, np.sqrt(np.mean(seen**2 / np.maximum(var, made.epsilon**2))))
 
@@ -103,11 +99,9 @@ def expected(name, flags, plain, grad, weight, step):
     state, share = plain.states[0], decay_of(name, made, step)
     move = probe / (1 - share) - weight if name in LAST else probe - (1 - share) * weight
     seen = seen_by(name, made, grad, weight, state)
-    masked = move
     factor = factor_of(name, made, seen, state, step) if flags.get("stable") else 1.0
-    if flags.get("cautious"):
-        downhill = move * seen < 0
-        masked = move * downhill / max(downhill.mean(), 1e-3)
+    downhill = move * seen < 0 if flags.get("cautious") else np.ones_like(weight)
+    masked = move * downhill / max(downhill.mean(), 1e-3)
     of_decay = masked if isinstance(made, MatrixOptimizer) else move
     decays = of_decay * weight <= 0 if flags.get("cautious_decay") else np.ones_like(weight)
     decaying = weight + masked if name in LAST else weight
@@ -118,11 +112,7 @@ def expected(name, flags, plain, grad, weight, step):
 @pytest.mark.parametrize("name", kept(FORMS, *BY_DEFAULT))
 def test_a_variant_masks_and_scales_the_step_of_the_plain_form(name, rng):
     """Gradients sometimes grow by much."""
-    arguments, kind, flags = (
-        {"lr": RATE, "wd": DECAY, **FORMS[name]},
-        class_of(name),
-        flags_of(name),
-    )
+    kind, flags, arguments = class_of(name), flags_of(name), dict(lr=RATE, wd=DECAY, **FORMS[name])
     plain, varied = (fastopt.Updater(kind(**arguments, **each)) for each in ({}, flags))
     weight = rng.normal(size=(5, 7))
     for step, size in enumerate([3.0, 0.1, 0.1, 3.0, 30.0, 0.1, 3.0, 0.1]):
@@ -161,6 +151,8 @@ def test_without_momentum_cautious_is_plain():
 
 RATES = [0.01, 0.05, 0.1, 0.1, 0.02]
 PEAK = 0.1
+DEFERRED = ("catch_up", "dense")
+WITHOUT = ("adagrad", "lion", "adan", "radam", "muon", "sm3", "adafactor", "soap")
 DECOUPLED = {
     "adamw": {"formula": "torch"},
     "adamw of mxnet": {},
@@ -168,16 +160,15 @@ DECOUPLED = {
     "sgd": {"decouple": True, "momentum": 0.9},
     "nadam": {"decouple": True},
     "prodigy": {"d0": 0.1},
-    **{
-        name: {}
-        for name in ("adagrad", "lion", "adan", "radam", "muon", "sm3", "adafactor", "soap")
-    },
+    **{name: {} for name in WITHOUT},
+    **{f"adamw {each}": {"formula": "torch", "sparse_decay": each} for each in DEFERRED},
 }
-CORRECTED = ("adamw", "muon")
 
 
-def check_corrected(kind, change=lambda grad: grad, **arguments):
+@pytest.mark.parametrize("name", kept(DECOUPLED, "adamw", "adamw catch_up", "muon"))
+def test_corrected_decay_is_that_of_its_learning_rate(name):
     """Steps of a list of two are those of the optimizer whose rate and decay are set."""
+    kind, arguments = class_of(name), DECOUPLED[name]
     made = kind(lr=lambda n: RATES[n - 1], wd=0.5, corrected_decay=PEAK, **arguments)
     plain = kind(lr=RATES[0], wd=0.5, **arguments)
     for each in (made, plain):
@@ -186,32 +177,10 @@ def check_corrected(kind, change=lambda grad: grad, **arguments):
     weights = [[np.ones((4, 6)), np.full((4, 6), 2.0)] for _ in updaters]
     for rate in RATES:
         plain.lr, plain.wd = rate, 0.5 * (rate / PEAK)
-        grads = [change(rng.normal(size=(4, 6))) for _ in range(2)]
+        grads = [rng.normal(size=(4, 6)) for _ in range(2)]
+        if "sparse_decay" in arguments:
+            grads = [(grad[:1], np.array([0])) for grad in grads]
         for updater, own in zip(updaters, weights, strict=True):
             updater([0, 1], grads, own)
         np.testing.assert_array_equal(*weights)
         assert made._get_wd(0) == plain._get_wd(0)
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in CORRECTED else exhaustive(name)[0] for name in DECOUPLED]
-)
-def test_corrected_decay_is_that_of_its_learning_rate(name):
-    check_corrected(optimizer.Optimizer.opt_registry[name.partition(" ")[0]], **DECOUPLED[name])
-
-
-@pytest.mark.parametrize("sparse_decay", ["catch_up", *exhaustive("dense")])
-def test_deferred_decay_is_corrected_too(sparse_decay):
-    rows = {"change": lambda grad: (grad[:1], np.array([0])), "sparse_decay": sparse_decay}
-    check_corrected(optimizer.AdamW, formula="torch", **rows)
-
-
-def test_corrected_decay_of_a_group_alone_is_the_decay_of_that_group():
-    updater = fastopt.Updater(
-        fastopt.AdamW(lr=0.05, wd=0.5, formula="torch", param_idx2name={0: "a", 1: "b"}),
-        groups={"b": {"corrected_decay": PEAK}},
-    )
-    updater.optimizer.set_wd_mult({0: 1.0, 1: 1.0})
-    weights = [np.ones(3), np.ones(3)]
-    updater([0, 1], [np.zeros(3), np.zeros(3)], weights)
-    np.testing.assert_allclose([w[0] for w in weights], [1 - 0.5 * 0.05, 1 - 0.5 * 0.05 * 0.5])

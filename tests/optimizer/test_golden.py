@@ -5,12 +5,7 @@ from itertools import pairwise
 import pytest
 
 from helpers.cases import kept
-from helpers.golden import (
-    MANIFEST,
-    is_normal,
-    noise_of_sgld,
-    outcome_of_optimizer,
-)
+from helpers.golden import MANIFEST, is_normal, noise_of_sgld, outcome_of_optimizer
 
 CASES = MANIFEST["optimizer_cases"]
 

@@ -53,10 +53,8 @@ def test_gradients_may_be_overwritten_after_the_call(dense):
     rng = np.random.default_rng(0)
     updaters, weights = (lbsgd(), lbsgd()), (np.ones((9, 4)), np.ones((9, 4)))
     for grad in dense_where(dense, [listing(rng, (9, 4), np.float64, 5) for _ in dense]):
-        for updater, weight, own in zip(
-            updaters, weights, (copy.deepcopy(grad), grad), strict=True
-        ):
-            updater(0, own, weight)
+        updaters[0](0, copy.deepcopy(grad), weights[0])
+        updaters[1](0, grad, weights[1])
         if isinstance(grad, RowSparse):
             grad.values[...], grad.indices[...] = np.nan, 0
         else:

@@ -10,7 +10,7 @@ import fastopt
 from fastopt import optimizer
 from helpers.cases import exhaustive
 from helpers.paths import GOLDEN
-from helpers.tensor_lists import as_list, everything, frozen, one_by_one
+from helpers.tensor_lists import as_list, everything, one_by_one
 
 RECORDED = json.loads((GOLDEN / "prodigy.json").read_text())
 RECORDS = RECORDED["cases"]
@@ -26,9 +26,9 @@ def start(dtype=F32):
     return weights, steps
 
 
-def trained(made, weights, steps, way=as_list, **kwargs):
+def trained(made, weights, steps, way=as_list):
     """Updater, and the estimate of each step."""
-    updater, found = fastopt.Updater(made, **kwargs), []
+    updater, found = fastopt.Updater(made), []
     for grads in steps:
         way(updater, range(len(weights)), grads, weights)
         found.append(updater.info.d)
@@ -66,14 +66,6 @@ def test_single_calls_are_the_step_of_a_list_in_any_order(name):
     assert everything(lists, weights) == everything(singles, others)
 
 
-@pytest.mark.slow("exhaustive")
-def test_parameters_without_a_gradient_have_no_share_in_the_step():
-    weights, steps = start()
-    updater, _ = trained(growing(), weights, steps)
-    updater([2, 0], [steps[0][2], steps[0][0]], [weights[2], weights[0]])
-    assert {*updater.optimizer.shares} == {0, 2}
-
-
 def test_a_step_that_fails_changes_nothing():
     weights, steps = start()
     updater, estimates = trained(growing(), weights, steps[:8])
@@ -90,19 +82,6 @@ def test_a_step_that_fails_changes_nothing():
         assert everything(updater, weights) == before
     updater([0, 1, 2], steps[8], weights)
     assert made.d > estimates[-1]
-
-
-@pytest.mark.slow("exhaustive")
-def test_groups_share_the_estimate():
-    weights, steps = start()
-    others = copy.deepcopy(weights)
-    made = growing(wd=0.1)
-    made.set_wd_mult({1: 0.0})
-    plain, estimates = trained(made, weights, steps)
-    grouped, found = trained(growing(wd=0.1), others, steps, groups={"^1$": {"wd": 0.0}})
-    assert found == estimates
-    assert estimates[-1] > 1e-3
-    assert frozen((weights, dict(plain.states))) == frozen((others, dict(grouped.states)))
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -1,7 +1,5 @@
 """Rules whose state is of elements, of rows (``fastopt.rule(row_state=...)``) or of a tensor."""
 
-import math
-
 import numpy as np
 import pytest
 
@@ -69,13 +67,9 @@ def test_a_state_of_another_shape_is_refused():
     updater = fastopt.Updater(RowAdam())
     updater("w", DENSE[0], START.copy())
     mean, var = updater.states["w"]
-    for array, words in (
-        (mean, r"state 'var' must have shape \(7, 1\), got \(7, 37\)"),
-        (var, r"state 'mean' must have shape \(7, 37\), got \(7, 1\)"),
-    ):
-        updater.states["w"] = (array, array.copy())
-        with pytest.raises(ValueError, match=words):
-            updater("w", DENSE[0], START.copy())
+    updater.states["w"] = (var, mean)
+    with pytest.raises(ValueError, match=r"state 'mean' must have shape \(7, 37\), got \(7, 1\)"):
+        updater("w", DENSE[0], START.copy())
 
 
 def test_a_table_keeps_both_with_each_row():
@@ -114,21 +108,3 @@ def test_novograd_refuses_a_state_with_another_shape(shape, rng):
         fastopt.Updater(NovoGrad()).load_state_dict(updater.state_dict())
     with pytest.raises(ValueError, match=r"needs 2 state arrays \('mom', 'var'\), got 1"):
         NovoGrad().update(0, got, gradients[0], (mom,))
-
-
-@pytest.mark.slow("exhaustive")
-@pytest.mark.parametrize("lazy", [False, True])
-def test_novograd_divides_by_the_norm_of_all_rows(lazy, rng):
-    weight = rng.normal(size=(6, 3))
-    updater, got = fastopt.Updater(NovoGrad(lr=0.1, wd=0.2, lazy_update=lazy)), weight.copy()
-    var, mom = None, np.zeros_like(weight)
-    for rows in ([1, 4], [4, 0, 4], [2]):
-        grad = RowSparse(rng.normal(size=(len(rows), 3)), rows, (6, 3))
-        updater(0, grad, got)
-        grad, rows = grad.to_dense(), rows if lazy else slice(None)
-        square = np.sum(grad**2)
-        var = square if var is None else 0.98 * var + 0.02 * square
-        mom[rows] = (0.95 * mom + grad / (math.sqrt(var) + 1e-8) + 0.2 * weight)[rows]
-        weight[rows] -= 0.1 * mom[rows]
-    np.testing.assert_allclose(got, weight, rtol=1e-11)
-    np.testing.assert_allclose(updater.states[0][1], var, rtol=1e-12)

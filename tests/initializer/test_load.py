@@ -5,7 +5,7 @@ import pytest
 import safetensors.numpy
 
 from fastopt import initializer
-from fastopt.initializer import InitDesc, Load, Mixed
+from fastopt.initializer import Load, Mixed
 from helpers.initializers import named
 from helpers.refusals import check_refused
 
@@ -52,13 +52,6 @@ def test_other_arrays_get_the_default():
         assert named(init, "foo", (2,), own="ones").tolist() == [1, 1]
 
 
-def test_loading_fills_strided_arrays_and_other_precisions():
-    arr = np.zeros((6, 4), np.float16)
-    Load(ARRAYS)(InitDesc("fc_weight"), arr[::2, 1::2])
-    assert arr[::2, 1::2].tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert arr.sum() == 15
-
-
 def test_bfloat16_files_load_into_every_float(tmp_path):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     numbers = np.array([1, -2.5, 3e38, np.inf], ml_dtypes.bfloat16)
@@ -83,8 +76,6 @@ WRONG = {
     "Mixed('.*', ['zeros'])": r"TypeError: patterns must be a list, got '\.\*'",
     "Mixed(['.*'], 'ones')": "TypeError: initializers must be a list, got 'ones'",
     "Mixed(['a', '('], ['ones'] * 2)": r"ValueError: patterns\[1\] must be a regular",
-    "Mixed([3], ['ones'])": r"ValueError: patterns\[0\] must be a regular expression",
-    "Mixed(['a'], ['no'])": "ValueError: Cannot find initializer 'no'",
     "Mixed(['a'], [initializer.Zero])":
         r"TypeError: initializers\[0\] must be an initializer, its text or name, or a function",
     "named(Mixed(['a', 'bias'], ['ones'] * 2), 'fc_bias')":
@@ -98,8 +89,6 @@ WRONG = {
         "ValueError: x is not among the loaded arrays, and default_init is None",
     "Load({'x': np.ones((2, 3))})(InitDesc('x'), arr)":
         r"ValueError: x: the loaded array has shape \(2, 3\), expected \(3, 2\)",
-    "Load({'x': np.ones(2)})(InitDesc('x'), arr)":
-        r"ValueError: x: the loaded array has shape \(2,\), expected \(3, 2\)",
     "Load({'x': np.ones((3, 2))})(InitDesc('x'), arr.view(np.int64))":
         r"TypeError: x: the loaded array \(float64\) does not fit into int64",
     "Load({'x': np.ones((3, 2))})(InitDesc('x'), arr.tolist())":
@@ -110,7 +99,7 @@ WRONG = {
 @pytest.mark.parametrize("code", WRONG)
 def test_wrong_arguments_are_named_and_change_nothing(code):
     arr = np.full((3, 2), -9.0)
-    check_refused(code, WRONG[code], globals() | {"arr": arr})
+    check_refused(code, WRONG[code], vars(initializer) | globals() | {"arr": arr})
     assert (arr == -9).all()
 
 

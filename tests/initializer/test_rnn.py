@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from fastopt import initializer
 from fastopt.initializer import FusedRNN, InitDesc, LSTMBias
 from helpers.initializers import named
-from helpers.refusals import check_refused
 
 GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 
@@ -83,29 +82,6 @@ def test_parts_are_drawn_one_after_the_other_from_one_generator():
     kwargs = {"num_hidden": 2, "num_layers": 1, "mode": "rnn_tanh", "rng": 0}
     arr = named(FusedRNN('["normal", {"sigma": 1}]', **kwargs), "rnn_weight", (14,))
     assert np.array_equal(arr[:10], np.random.default_rng(0).standard_normal(10))
-
-
-WRONG = {
-    "named(LSTMBias(), 'x_weight', ())": "ValueError: x_weight: LSTMBias needs one dimension or m",
-    "FusedRNN(3, 1, 1, 'gru')": "TypeError: init must be an Initializer, its text",
-    "FusedRNN('no', 1, 1, 'gru')": "ValueError: Cannot find initializer 'no'",
-    "FusedRNN(None, 0, 1, 'gru')": "ValueError: num_hidden must be at least 1, got 0",
-    "FusedRNN(None, 1, 0, 'gru')": "ValueError: num_layers must be at least 1, got 0",
-    "FusedRNN(None, 1, 1.0, 'gru')": "TypeError: num_layers must be an integer",
-    "FusedRNN(None, 1, 1, 'rnn')": "ValueError: mode must be one of .* got 'rnn'",
-    "FusedRNN(None, 1, 1, 'gru', forget_bias='1')": "TypeError: forget_bias must be a",
-    "named(FusedRNN(None, 1, 1, 'rnn_tanh'), 'rnn_weight', (5,))":
-        r"ValueError: rnn_weight: FusedRNN\(init=None\) needs a global initializer",
-    "named(FusedRNN('ones', 1, 1, 'rnn_tanh'), 'rnn_weight', (5, 1))":
-        r"ValueError: rnn_weight: FusedRNN needs a packed vector, got shape \(5, 1\)",
-    "named(FusedRNN('ones', 2, 1, 'rnn_tanh'), 'rnn_weight', (9,))":
-        r"ValueError: ^rnn_weight: size must be 2 \* \(4 \+ inputs\) for FusedRNN.*, got 9",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("code", WRONG)
-def test_wrong_arguments_of_fused_layers_are_named(code):
-    check_refused(code, WRONG[code], globals())
 
 
 def test_a_part_that_fails_leaves_the_packed_vector_as_it_was():

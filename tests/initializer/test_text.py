@@ -1,17 +1,13 @@
-import json
-
 import numpy as np
 import pytest
 
 from fastopt import initializer
-from fastopt.initializer import Initializer
 from helpers.initializers import LIBRARY, made, named
 from helpers.refusals import check_refused, each
 
 PLAIN = [made(name, rng=3) for name in LIBRARY]
 CHANGED = [
     initializer.Constant([[1, 2], [3, 4]]),
-    initializer.Constant(np.float32(0.5)),
     initializer.Constant(-np.inf),
     initializer.Uniform(np.float32(0.25)),
     initializer.TruncatedNormal(0.5, bound=3),
@@ -37,17 +33,6 @@ def test_the_text_of_an_initializer_makes_its_like(init):
     assert np.array_equal(named(init, "weight", shape), named(again, "weight", shape))
 
 
-def test_text_of_known_initializers():
-    texts = {
-        initializer.Normal(0.5, rng=1): ["normal", {"sigma": 0.5}],
-        initializer.MSRAPrelu(): ["msraprelu", {"factor_type": "avg", "slope": 0.25}],
-        initializer.HeUniform(): ["heuniform", {}],
-        initializer.Constant(np.arange(2)): ["constant", {"value": [0, 1]}],
-        Initializer(a=np.arange(2), b=np.int8(3)): ["initializer", {"a": [0, 1], "b": 3}],
-    }
-    assert [json.loads(init.dumps()) for init in texts] == [*texts.values()]
-
-
 def test_create_takes_names_in_any_case_texts_and_initializers():
     init = initializer.create("XaVier", magnitude=2)
     assert (type(init), init.magnitude) == (initializer.Xavier, 2)
@@ -61,7 +46,6 @@ WRONG = {
     'initializer.create(\'["no", {}]\')': "ValueError: Cannot find initializer 'no'",
     "initializer.create(3)": "TypeError: name must be a string or an Initializer, got",
     "initializer.create('[zero')": r'ValueError: is \["name", {arguments}\], got',
-    "initializer.create('[]')": r"ValueError: got '\[\]'",
     'initializer.create(\'["zero", []]\')': "ValueError: the text of an initializer is",
     "initializer.create('zero', a=1)": "TypeError: Zero takes rng; .*argument 'a'",
     "initializer.create('constant')": "TypeError: Constant takes value, rng; missing",
@@ -69,12 +53,8 @@ WRONG = {
         r"TypeError: Zero\(\) is an instance and takes no rng",
     "initializer.Zero(a=1)": "TypeError: unexpected keyword argument 'a'",
     "initializer.Uniform(-1)": "ValueError: scale must be .* at least 0, got -1",
-    "initializer.Uniform('1')": "TypeError: scale must be a number, got '1'",
     "initializer.Normal(np.nan)": "ValueError: sigma must be a finite number",
-    "initializer.Normal(-0.1)": "ValueError: sigma must be .* at least 0, got -0.1",
-    "initializer.TruncatedNormal(-1)": "ValueError: sigma must be .* at least 0",
     "initializer.TruncatedNormal(1, 0.5)": "ValueError: bound must be .* at least 1",
-    "initializer.Orthogonal(-1)": "ValueError: scale must be .* at least 0",
     "initializer.Orthogonal(1, 'x')": "ValueError: rand_type must be one of .* got 'x'",
     "initializer.Xavier('x')": "ValueError: rnd_type must be one of .* got 'x'",
     "initializer.Xavier('uniform', 'x')": "ValueError: factor_type must be one of",
@@ -103,12 +83,27 @@ WRONG = {
     **each("initializer.{}", "TypeError: only subclasses of Initializer can be registered",
            "register(dict)", "register(abs)", "register('zero')", "register(initializer.Load)",
            "alias('other')(abs)", "alias('other')(initializer.Load)"),
+    "initializer.seed('x')": "TypeError: a non-negative seed, got 'x'",
+    "initializer.Zero()._init_loc_bias('stn', np.ones(5))":
+        r"ValueError: stn: an affine map has shape \(6,\), got \(5,\)",
     "initializer.alias(initializer.Zero)": r"TypeError: names must be strings, got \(<class",
     "initializer.Zero().set_verbosity(True, 3)":
         "TypeError: print_func must be a function of an array, got 3",
+    "named(LSTMBias(), 'x_weight', ())": "ValueError: x_weight: LSTMBias needs one dimension or m",
+    "FusedRNN(3, 1, 1, 'gru')": "TypeError: init must be an Initializer, its text",
+    "FusedRNN(None, 0, 1, 'gru')": "ValueError: num_hidden must be at least 1, got 0",
+    "FusedRNN(None, 1, 1.0, 'gru')": "TypeError: num_layers must be an integer",
+    "FusedRNN(None, 1, 1, 'rnn')": "ValueError: mode must be one of .* got 'rnn'",
+    "FusedRNN(None, 1, 1, 'gru', forget_bias='1')": "TypeError: forget_bias must be a",
+    "named(FusedRNN(None, 1, 1, 'rnn_tanh'), 'rnn_weight', (5,))":
+        r"ValueError: rnn_weight: FusedRNN\(init=None\) needs a global initializer",
+    "named(FusedRNN('ones', 1, 1, 'rnn_tanh'), 'rnn_weight', (5, 1))":
+        r"ValueError: rnn_weight: FusedRNN needs a packed vector, got shape \(5, 1\)",
+    "named(FusedRNN('ones', 2, 1, 'rnn_tanh'), 'rnn_weight', (9,))":
+        r"ValueError: ^rnn_weight: size must be 2 \* \(4 \+ inputs\) for FusedRNN.*, got 9",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("code", WRONG)
 def test_wrong_arguments_are_named_with_what_was_expected(code):
-    check_refused(code, WRONG[code], globals())
+    check_refused(code, WRONG[code], vars(initializer) | globals())

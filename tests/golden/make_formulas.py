@@ -5,7 +5,6 @@ Run with torch, optax, jax, schedulefree, timm and pytorch_optimizer installed:
 """
 
 from functools import partial, reduce
-from importlib.metadata import version
 
 import jax
 import numpy as np
@@ -156,6 +155,7 @@ def of_schedulefree(name, arguments):
 LIBRARIES = {
     "torch": of_torch,
     "optax": of_optax,
+    "schedulefree": of_schedulefree,
     "timm": partial(of_torch, package=timm.optim),
     "pytorch_optimizer": partial(of_torch, package=pytorch_optimizer),
 }
@@ -166,20 +166,18 @@ def recorded(library, name, ours, arguments, more):
     left = (*LEFT_OUT, *(REPLACED if library == "torch" else ()))
     own = {RENAMED.get(k, k): v for k, v in arguments.items() if k not in left}
     case = {"library": library, "name": name, "class": ours, "arguments": {**own, **more}}
+    steps = [*LIBRARIES[library](name, arguments)]
     if library == "schedulefree":
-        weights, averages = of_schedulefree(name, arguments)
-        return {**case, "weights": weights, "averages": averages}
-    return {**case, "weights": [*LIBRARIES[library](name, arguments)]}
+        return case | dict(zip(("weights", "averages"), steps, strict=True))
+    return {**case, "weights": steps}
 
 
 if __name__ == "__main__":
     weight, gradients = data()
-    more = "schedulefree", "timm", "pytorch_optimizer"
     made = {
-        "more_packages": {name: version(name) for name in more},
         "start": weight.tolist(),
         "gradients": gradients.tolist(),
         "cases": [recorded(*case) for case in CASES],
         "others": [recorded(*case) for case in OTHERS],
     }
-    write("formulas.json", ["torch", "optax", "jax"], made, indent=1)
+    write("formulas.json", ["jax", *LIBRARIES], made, indent=1)

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import optax.contrib
 import torch
-from recording import by_shape, steps_of_optax, steps_of_torch, write
+from recording import by_shape, case, steps_of_optax, steps_of_torch, write
 
 jax.config.update("jax_enable_x64", True)
 torch.set_default_dtype(torch.float64)
@@ -77,10 +77,6 @@ def of_optax(shape, arguments):
     optimizer = optax.contrib.muon(0.05, nesterov=False, eps=1e-12, **arguments)
     steps = steps_of_optax(optimizer, start.T, np.swapaxes(gradients, 1, 2))
     return [np.transpose(weight).tolist() for weight in steps]
-
-
-def case(shape, arguments, steps, **more):
-    return {**more, "shape": shape, "arguments": arguments, "weights": [*steps]}
 
 
 def adafactor_cases():

@@ -1,8 +1,8 @@
 """Write prodigy.json: steps of optimizers that estimate a distance, over three tensors, in float64.
 
-Prodigy of prodigyopt and of optax, DAdaptAdam of dadaptation, and the Schedule-Free Prodigy of
-prodigy-plus-schedule-free. Run with these, torch and jax installed: ``python
-tests/golden/make_prodigy.py``. The first two have the next estimate times epsilon in the
+Prodigy of prodigyopt, DAdaptAdam of dadaptation, and the Schedule-Free Prodigy of
+prodigy-plus-schedule-free. Run with these and torch installed: ``python
+tests/golden/make_prodigy.py``. The first has the next estimate times epsilon in the
 denominator; an epsilon of 1e-14 makes it small beside the root. The last one is changed to compute
 in float64, from all elements.
 """
@@ -12,15 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-import jax
 import numpy as np
-import optax.contrib
 import torch
 from dadaptation import DAdaptAdam
 from prodigyopt import Prodigy
 from recording import write
-
-jax.config.update("jax_enable_x64", True)
 
 STEPS, SHAPES, EPS = 12, ((4, 6), (5,), (3, 2)), 1e-14
 
@@ -31,11 +27,6 @@ PRODIGYOPT = [
     {"d0": 0.01, "lr": 0.5, "weight_decay": 0.1, "decouple": False, "growth_rate": 1.5,
      "safeguard_warmup": True, "betas": (0.8, 0.99), "beta3": 0.9},
 ]
-OPTAX = [
-    {"estim_lr0": 1e-3, "weight_decay": 0.1, "estim_lr_coef": 0.5, "betas": (0.8, 0.99)},
-    {"estim_lr0": 1e-3, "learning_rate": 0.7, "safeguard_warmup": True, "estim_lr_coef": 10.0},
-]
-"""Arguments of optax, which always corrects the bias."""
 DADAPTATION = [
     {},
     {"decouple": True, "weight_decay": 0.1, "use_bias_correction": True, "d0": 1e-3},
@@ -47,11 +38,6 @@ PLUS = [
      "betas": (0.95, 0.999)},
     {"beta3": 0.9, "d0": 1e-3},
 ]
-OURS = {
-    "use_bias_correction": "bias_correction", "learning_rate": "lr", "estim_lr0": "d0",
-    "estim_lr_coef": "d_coef",
-}  # fmt: skip
-"""Our arguments, by those that are called otherwise."""
 PLAIN = {"use_stableadamw": False, "factored": False, "split_groups": False}
 
 
@@ -66,9 +52,6 @@ def data():
         [size[k] * each * (1 + 0.3 * rng.normal(size=each.shape)) for each in mean]
         for k in range(STEPS)
     ]
-
-
-LIBRARIES = "prodigyopt", "optax", "dadaptation", "prodigy-plus-schedule-free"
 
 
 def exact_plus():
@@ -98,18 +81,6 @@ def of_torch(kind, arguments):
         yield [parameter.detach().tolist() for parameter in parameters], d
 
 
-def of_optax(arguments):
-    """The same of optax."""
-    weights, gradients = data()
-    optimizer = optax.contrib.prodigy(eps=EPS, **arguments)
-    state = optimizer.init(weights)
-    for step in gradients:
-        d = float(state.estim_lr)
-        moves, state = optimizer.update(step, state, weights)
-        weights = optax.apply_updates(weights, moves)
-        yield [np.asarray(weight).tolist() for weight in weights], d
-
-
 def cases():
     sys.modules["exact"] = ModuleType("exact")
     kinds = {
@@ -120,18 +91,14 @@ def cases():
     for library, (name, of, kind, always, own) in kinds.items():
         for arguments in of:
             yield case(library, name, own, arguments, of_torch(kind, {**always, **arguments}))
-    for arguments in OPTAX:
-        own = {"eps": EPS, "bias_correction": True}
-        yield case("optax", "prodigy", own, arguments, of_optax(arguments))
 
 
 def case(library, name, own, arguments, steps):
     weights, estimates = zip(*steps, strict=True)
-    own = own | {OURS.get(name, name): value for name, value in arguments.items()}
+    own = own | {name.removeprefix("use_"): value for name, value in arguments.items()}
     if not own.pop("d_limiter", True):
         own["growth_rate"] = 1e30
-    found = {"library": library, "name": name, "arguments": own}
-    return {**found, "weights": weights, "d": estimates}
+    return {"library": library, "name": name, "arguments": own, "weights": weights, "d": estimates}
 
 
 if __name__ == "__main__":
@@ -141,4 +108,5 @@ if __name__ == "__main__":
         "gradients": [[gradient.tolist() for gradient in step] for step in gradients],
         "cases": list(cases()),
     }
-    write("prodigy.json", (*LIBRARIES, "torch", "jax"), made)
+    libraries = "prodigyopt", "dadaptation", "prodigy-plus-schedule-free"
+    write("prodigy.json", (*libraries, "torch"), made)

@@ -60,6 +60,11 @@ def by_shape(data, shapes):
     return {"x".join(map(str, shape)): [part.tolist() for part in data(shape)] for shape in shapes}
 
 
+def case(shape, arguments, steps, **more):
+    """A recorded case: our arguments, and weights after each step."""
+    return {**more, "shape": shape, "arguments": arguments, "weights": [*steps]}
+
+
 def write(name, packages, content, indent=None):
     """Write the content with the versions of packages that it was made with."""
     content = {"packages": {package: version(package) for package in packages}, **content}

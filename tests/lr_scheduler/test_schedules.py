@@ -66,12 +66,8 @@ def joined(draw, pieces):
     return lr.JoinedScheduler(draw(st.lists(pieces, min_size=count, max_size=count)), boundaries)
 
 
-BY_FACTOR = (
-    lr.FactorScheduler,
-    lr.ExponentialScheduler,
-    lr.MultiFactorScheduler,
-    lr.InverseRootScheduler,
-)
+BY_FACTOR = lr.FactorScheduler, lr.ExponentialScheduler, lr.MultiFactorScheduler
+BY_FACTOR += (lr.InverseRootScheduler,)
 ANNEALING = lr.PolyScheduler, lr.CosineScheduler, lr.WSDScheduler
 FALLING = *BY_FACTOR, *ANNEALING
 SINGLE = schedules(*FALLING, lr.PlateauScheduler, lr.CosineRestartsScheduler, lr.OneCycleScheduler)
@@ -185,13 +181,6 @@ def test_reductions_due_in_warmup_are_made_when_it_ends():
     assert lr.MultiFactorScheduler([1, 3, 9], 0.5, base_lr=0.4, warmup_steps=5)(5) == 0.1
 
 
-def test_the_base_class_has_a_warmup_and_no_rate():
-    schedule = lr.LRScheduler(0.4, warmup_steps=4)
-    assert schedule(1) == 0.1
-    with pytest.raises(NotImplementedError, match="LRScheduler must define _rate"):
-        schedule(4)
-
-
 # Shapes
 
 
@@ -218,13 +207,6 @@ def test_exponential_passes_through_the_steps_of_factor(step, factor, n):
     smooth = lr.ExponentialScheduler(step, factor, base_lr=0.3)
     steps = lr.FactorScheduler(step, factor, base_lr=0.3)
     assert smooth(n * step) == pytest.approx(steps(n * step + 1))
-
-
-@given(counts, shares, updates)
-def test_equal_steps_make_multi_factor_factor(step, factor, n):
-    every = lr.FactorScheduler(step, factor, 0, base_lr=0.3)
-    listed = lr.MultiFactorScheduler(range(step, 301, step), factor, base_lr=0.3)
-    assert listed(n) == every(n)
 
 
 @given(schedules(lr.WSDScheduler), st.integers(0, 20))
@@ -358,14 +340,13 @@ def test_plateau_warms_up_and_follows_an_assigned_base_lr():
 WRONG = {
     "LRScheduler('0.1')": "TypeError: base_lr must be a number, got '0.1'",
     "LRScheduler(math.nan)": "ValueError: base_lr must be .* at least 0, got nan",
-    "LRScheduler(-1)": "ValueError: base_lr must be .* at least 0, got -1",
     "LRScheduler(warmup_steps=1.0)": "TypeError: warmup_steps must be an integer",
     "LRScheduler(warmup_steps=-1)": "ValueError: warmup_steps must be at least 0",
     "LRScheduler(warmup_begin_lr=-1)": "ValueError: warmup_begin_lr must be .* at least 0",
     "LRScheduler(0.1, warmup_begin_lr=0.2)": "ValueError: must be at most base_lr=0.1, got 0.2",
+    "LRScheduler(0.4, warmup_steps=4)(4)": "NotImplementedError: LRScheduler must define _rate",
     "LRScheduler(warmup_mode='exp')": r"ValueError: one of \('linear', 'constant'\), got 'exp'",
     "FactorScheduler(0)": "ValueError: step must be at least 1, got 0",
-    "FactorScheduler(2.5)": "TypeError: step must be an integer, got 2.5",
     "FactorScheduler(3, 1.1)": "ValueError: factor must be .* at least 0, at most 1, got 1.1",
     "FactorScheduler(3, 1, math.inf)": "ValueError: stop_factor_lr must be a finite",
     "MultiFactorScheduler(5)": "TypeError: step must be a list, got 5",
@@ -379,8 +360,6 @@ WRONG = {
     "PolyScheduler(0)": "ValueError: max_update must be at least 1, got 0",
     "PolyScheduler(9, pwr=-1)": "ValueError: pwr must be .* at least 0",
     "PolyScheduler(5, warmup_steps=5)": "ValueError: must be less than max_update=5, got 5",
-    "CosineScheduler(5, warmup_steps=6)": "ValueError: less than max_update=5, got 6",
-    "CosineScheduler(5, final_lr=-1)": "ValueError: final_lr must be .* at least 0",
     "WSDScheduler(9, 5, warmup_steps=5)": "ValueError: at most max_update - warmup_steps = 4",
     "WSDScheduler(9, 0)": "ValueError: cooldown_steps must be at least 1, got 0",
     "WSDScheduler(9, 5, cooldown='sqrt')": r"ValueError: must be .* '1-sqrt'\), got",
@@ -393,7 +372,6 @@ WRONG = {
     "JoinedScheduler(5, [])": "TypeError: schedules must be a list, got 5",
     "JoinedScheduler([abs], [])": r"TypeError: schedules\[0\] must be an LRScheduler",
     "JoinedScheduler([], [])": "ValueError: one more than boundaries, got 0 and 0",
-    "JoinedScheduler([CosineScheduler(5)], [5])": "ValueError: one more than .*, got 1 and 1",
     "JoinedScheduler([CosineScheduler(5)] * 3, [5, 2])": "ValueError: strictly increasing",
     "PlateauScheduler().step(math.nan)": "ValueError: metric must be a finite number",
     "PlateauScheduler().step('low')": "TypeError: metric must be a number",
@@ -409,7 +387,7 @@ def test_wrong_arguments_are_named_with_what_was_expected(code):
 # Registry
 
 
-def test_a_users_schedule_registers_and_joins_the_others(registries):
+def test_a_users_schedule_registers_in_place_of_one_and_joins_the_others(registries):
     @lr.register
     class InverseTime(lr.LRScheduler):
         def _rate(self, num_update):
@@ -417,13 +395,7 @@ def test_a_users_schedule_registers_and_joins_the_others(registries):
 
     schedule = lr.JoinedScheduler([InverseTime(0.4, warmup_steps=1), lr.CosineScheduler(9)], [3])
     assert lr.scheduler_registry["InverseTime"] is InverseTime
-    assert [schedule(n) for n in range(4)] == [0.0, 0.2, 0.4 / 3, 0.01]
-
-
-def test_replacing_a_registered_class_warns(registries):
-    class CosineScheduler(lr.LRScheduler):
-        pass
-
     with pytest.warns(UserWarning, match="replaces .* in scheduler_registry"):
-        lr.register(CosineScheduler)
-    assert lr.scheduler_registry["CosineScheduler"] is CosineScheduler
+        own = lr.register(type("CosineScheduler", (InverseTime,), {}))
+    assert lr.scheduler_registry["CosineScheduler"] is own
+    assert [schedule(n) for n in range(4)] == [0.0, 0.2, 0.4 / 3, 0.01]

@@ -137,18 +137,13 @@ VALUES = [
     *(("sgd", name, 10**400) for name in ("learning_rate", "wd", "momentum", "clip_gradient")),
     *(("sgd", name, 10**400) for name in ("rescale_grad", "begin_num_update")),
     ("adam", "beta1", 1.0),
-    ("adam", "beta2", -0.1),
     ("adam", "epsilon", -1.0),
     ("rmsprop", "gamma1", 1.0),
-    ("rmsprop", "clip_weights", math.nan),
     *(("rmsprop", "initial_accumulator_value", wrong) for wrong in (-1.0, math.nan)),
     ("adadelta", "rho", math.nan),
-    ("ftrl", "beta", -1.0),
     ("lamb", "lower_bound", -1.0),
-    ("lars", "eps", -1.0),
     ("lbsgd", "batch_scale", 0),
     *(("signum", "wd_lh", wrong) for wrong in (-0.1, math.nan)),
-    ("nadam", "schedule_decay", -1.0),
     *((name, "formula", "keras") for name in ("sgd", "adam", "adagrad", "rmsprop", "nadam")),
 ]
 TYPES = [

@@ -46,16 +46,13 @@ def test_all_weights_are_saved_and_loaded_on_any_ranks(ranks, tmp_path):
         return saved
 
     def load(comm):
-        for frozen, steps in ((True, 0), (True, 1), (False, 0)):
-            updater, weights = made(comm, frozen), weights_of(0.0)
-            for _ in range(steps):
-                train(updater, weights)
-            assert updater.load(path, weights=weights) == ([], [])
-            found = bits(weights)
-        return found
+        found = [weights_of(0.0) for _ in "ab"]
+        for frozen, weights in zip((True, False), found, strict=True):
+            assert made(comm, frozen).load(path, weights=weights) == ([], [])
+        return [*map(bits, found)]
 
     saved = run_threads(2, save)
-    assert run_threads(ranks, load) == saved[:1] * ranks
+    assert run_threads(ranks, load) == [saved[:1] * 2] * ranks
     alone = fastopt.Updater(optimizer.SGD(), groups=GROUPS)
     assert alone.load(path) == ([], [])
     assert list(alone.states) == ["head"]

@@ -126,12 +126,6 @@ def test_sums_are_those_of_nodes_in_order(layout, dtype, wire, flat):
     check_sums(layout, dtype, flat=flat, wire=wire)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", [(4, 2), (2, 2), (5, 3)], ids=str)
-def test_gradients_can_be_sent_early(layout):
-    check_sums(layout, overlap=True)
-
-
 @pytest.mark.parametrize("wire", [None, *slow("float16", "bfloat16")])
 @pytest.mark.parametrize("layout", [(4, 2), (2, 2), (3, 1)], ids=str)
 def test_ranks_that_cannot_share_memory_sum_in_rank_order(layout, wire, monkeypatch):

@@ -16,19 +16,12 @@ def test_parts_are_in_the_directory_of_the_run(tmp_path):
     assert latest_checkpoint(tmp_path) == {"model": tmp_path / RUN / "model"}
 
 
+PLACES = ("..", ["model"]), *((RUN, p) for p in ("model", [1], ["../model"], ["/model"], [".."]))
+
+
 @pytest.mark.parametrize(
     "content",
-    [
-        "",
-        "[]",
-        "{}",
-        json.dumps({"run": "..", "parts": ["model"]}),
-        json.dumps({"run": RUN, "parts": "model"}),
-        json.dumps({"run": RUN, "parts": [1]}),
-        json.dumps({"run": RUN, "parts": ["../model"]}),
-        json.dumps({"run": RUN, "parts": ["/model"]}),
-        json.dumps({"run": RUN, "parts": [".."]}),
-    ],
+    ["", "[]", "{}", *(json.dumps({"run": run, "parts": parts}) for run, parts in PLACES)],
 )
 def test_a_file_that_names_other_places_is_refused(tmp_path, content):
     (tmp_path / "latest.json").write_text(content)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from helpers.cases import exhaustive, nightly
+from helpers.cases import exhaustive
 from helpers.paths import ROOT, TESTS
 from helpers.processes import run
 from helpers.ranks import CHECKS, OF_FORMULAS, names_of
@@ -42,12 +42,6 @@ def test_checks_pass(parts):
     names = [name for module in modules for name in names_of(module)]
     found = [name for name in names if name not in OF_FORMULAS]
     assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == found
-
-
-@pytest.mark.parametrize("choice", nightly("every case"))
-def test_rules_have_the_bits_of_one_process(choice):
-    done = torchrun(3, CHECKS / "run_torch.py", f"ranks_plans={choice}")
-    assert re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE) == names_of("ranks_plans")
 
 
 START = """

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from ranks_common import (
     LAST,
+    all_refused,
     comm,
     compare,
     compare_weights,
@@ -148,7 +149,7 @@ def check_updaters_and_tables_are_one_checkpoint(folder):
     """A job of another size loads it too; a part that fails leaves all of the old one."""
     folder = Path(folder, "together")
     for found in filter(None, [latest_checkpoint(folder)]):
-        go_on(*loaded(found))
+        compare_loaded(found)
     updater, weight, table = parts_of(1)
     model = lambda path: updater.save(path, {"w": weight})  # noqa: E731
     comm.Barrier()
@@ -159,7 +160,7 @@ def check_updaters_and_tables_are_one_checkpoint(folder):
         with pytest.raises((OSError, TypeError), match=r"disk of rank|parts must be functions"):
             save_checkpoint(folder, {"model": model, "words": bad}, comm)
         assert latest_checkpoint(folder) == found
-        go_on(*loaded(found))
+        compare_loaded(found)
     comm.Barrier()
     names = {path.name for path in folder.iterdir()}
     assert names == {"latest.json", found["model"].parent.name}
@@ -173,29 +174,18 @@ def parts_of(steps):
     updater, weight = ShardedUpdater(optimizer.Adam(), comm), np.zeros(9)
     table = ShardedEmbeddingTable(EmbeddingTable(4, "adam", init="zeros"), comm)
     for _ in range(steps):
-        one_more(updater, weight, table)
+        updater("w", np.full(9, 1 / comm.size), weight)
+        table.update(np.arange(5), np.full((5, 4), 1 / comm.size, np.float32))
     return updater, weight, table
 
 
-def one_more(updater, weight, table):
-    updater("w", np.full(9, 1 / comm.size), weight)
-    table.update(np.arange(5), np.full((5, 4), 1 / comm.size, np.float32))
-
-
-def loaded(found):
-    """The parts of a checkpoint."""
-    updater, weight, _ = parts_of(0)
+def compare_loaded(found):
+    """The parts of a checkpoint are those of one step."""
+    (updater, weight, _), (_, expected, other) = parts_of(0), parts_of(1)
     updater.load(found["model"], weights={"w": weight})
-    return updater, weight, ShardedEmbeddingTable.load(found["words"], comm)
-
-
-def go_on(*parts):
-    """The parts are those of one step, and go on."""
-    one_more(*parts)
-    for ours, expected in zip(parts[1:], parts_of(2)[1:], strict=True):
-        if isinstance(ours, ShardedEmbeddingTable):
-            ours, expected = (each.lookup(np.arange(5)) for each in (ours, expected))
-        np.testing.assert_allclose(ours, expected, rtol=1e-6)
+    table = ShardedEmbeddingTable.load(found["words"], comm)
+    for pair in ((weight, expected), [each.lookup(np.arange(5)) for each in (table, other)]):
+        np.testing.assert_allclose(*pair, rtol=1e-6)
 
 
 def failing(path):
@@ -203,31 +193,6 @@ def failing(path):
     if LAST:
         raise OSError(errno.ENOSPC, f"disk of rank {comm.rank} is full")
     Path(path).touch()
-
-
-def check_rows_are_pruned_by_one_process(folder):
-    """The way that the error of ``resize`` names."""
-    path, kept = Path(folder, f"pruned_{comm.size}"), [4, 0, -1]
-    updater, alone = ShardedUpdater(optimizer.Adam(), comm), optimizer.Updater(optimizer.Adam())
-    ours, theirs = (exact(1, (6, 3), np.float32) for _ in range(2))
-    adam_step(updater, {0: ours})
-    alone(0, exact(1, (6, 3), np.float32), theirs)
-    with raised(AttributeError, "save() on all ranks", "resize()"):
-        updater.resize(0, ours, range(6))
-    updater.save(path)
-    ours, theirs = (np.vstack([w[kept[:2]], np.zeros((1, 3), "f")]) for w in (ours, theirs))
-    alone.resize(0, theirs, kept)
-    if comm.rank == 0:
-        whole = optimizer.Updater(optimizer.Adam())
-        whole.load(path)
-        whole.resize(0, ours, kept)
-        whole.save(f"{path}_whole")
-    comm.Barrier()
-    updater = ShardedUpdater(optimizer.Adam(), comm)
-    updater.load(f"{path}_whole")
-    adam_step(updater, {0: ours})
-    alone(0, theirs.copy(), theirs)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
 SHAPES = {"fc": (40, 7), "bias": (7,), "empty": (0, 3), "wide": (9, 200)}
@@ -245,6 +210,25 @@ def trained(folder, name):
     adam_step(updater, weights)
     updater.save(path, weights)
     return updater, weights, path
+
+
+UNFIT = {
+    "updater.load(f'{path}_bare', weights=weights)":
+        r"CheckpointError: it has no weight of index 0 \(fc\)",
+    "updater.save(path, {9: weights[0]})": "ValueError: index 9: its weight was not updated yet",
+    "updater.save(path, {0: weights[1]})": "ValueError: weight must have shape",
+    "updater.save(Path(folder, 'no', 'such'))": "OSError: No such file",
+    "bad.save(path)": "TypeError: state of index 0 must be None, a number",
+    "updater.load(path.with_name('nothing'))": "OSError: No such file",
+    "updater.load(shard)": "CheckpointError: not the checkpoint of an updater",
+    "alone.load_states_dict({'ranks': 2})": "CheckpointError: it was saved by ranks",
+    "fresh.load(f'{path}_matrices')":
+        r"CheckpointError: groups: Muon overrides update\(\), and groups on ranks need",
+    "sgd.load(path)": "CheckpointError: saved with Adam, the updater has SGD",
+    "other.load(path)": r"CheckpointError: the checkpoint lacks \['other'\]",
+    "wrong.load(path, strict=False)":
+        r"CheckpointError: was saved with shape \(40, 7\) and float32, it has \(3,\)",
+}  # fmt: skip
 
 
 def check_what_cannot_be_saved_or_loaded_changes_nothing(folder):
@@ -273,32 +257,16 @@ def check_what_cannot_be_saved_or_loaded_changes_nothing(folder):
     if LAST:
         bad.states[0] = (object(), None)
     updater.optimizer.lr = other.optimizer.lr = 0.5  # which a load replaces
-    held = everything(updater.shard, [weights]), everything(other.shard, [given])
-    files = contents(folder)
-    for call, kind, words in (
-        (lambda: updater.load(f"{path}_bare", weights=weights), CheckpointError,
-         "it has no weight of index 0 (fc)"),
-        (lambda: updater.save(path, {9: weights[0]}), ValueError,
-         "index 9: its weight was not updated yet"),
-        (lambda: updater.save(path, {0: weights[1]}), ValueError, "weight must have shape"),
-        (lambda: updater.save(Path(folder, "no", "such")), OSError, "No such file"),
-        (lambda: bad.save(path), TypeError, "state of index 0 must be None, a number"),
-        (lambda: updater.load(path.with_name("nothing")), OSError, "No such file"),
-        (lambda: updater.load(shard), CheckpointError, "not the checkpoint of an updater"),
-        (lambda: alone.load_states_dict({"ranks": 2}), CheckpointError, "it was saved by ranks"),
-        (lambda: fresh.load(f"{path}_matrices"), CheckpointError,
-         "groups: Muon overrides update(), and groups on ranks need"),
-        (lambda: sgd.load(path), CheckpointError, "saved with Adam, the updater has SGD"),
-        (lambda: other.load(path), CheckpointError, "the checkpoint lacks ['other']"),
-        (lambda: wrong.load(path, strict=False), CheckpointError,
-         "was saved with shape (40, 7) and float32, it has (3,)"),
-    ):  # fmt: skip
-        with raised(kind, words):
-            call()
-        assert (everything(updater.shard, [weights]), everything(other.shard, [given])) == held
+
+    def held():
         comm.Barrier()
-        assert contents(folder) == files
+        found = everything(updater.shard, [weights]), everything(other.shard, [given])
+        files = contents(folder)
         comm.Barrier()
+        return *found, files
+
+    all_refused(UNFIT, held, globals() | locals())
+    before = everything(other.shard, [given])
     for damage, *words in (
         (shard.unlink, f"shard {comm.size - 1} of {comm.size} is missing"),
         (lambda: shard.write_bytes(own[:-1] + bytes([own[-1] ^ 1])), "damaged: its CRC32 differs"),
@@ -310,7 +278,7 @@ def check_what_cannot_be_saved_or_loaded_changes_nothing(folder):
         comm.Barrier()
         with raised(CheckpointError, *words):
             other.load(path)
-        assert everything(other.shard, [given]) == held[1]
+        assert everything(other.shard, [given]) == before
         comm.Barrier()
         if comm.rank == 0:
             shard.write_bytes(own)
@@ -339,12 +307,9 @@ def check_an_error_after_the_index_was_replaced_leaves_the_new_checkpoint(folder
             raise OSError(errno.EIO, "Input/output error")
         real(directory)
 
-    files.sync_directory = fail
-    try:
-        with raised(OSError, "Input/output error"):
-            updater.save(path, weights)
-    finally:
-        files.sync_directory = real
+    with pytest.MonkeyPatch.context() as patched, raised(OSError, "Input/output error"):
+        patched.setattr(files, "sync_directory", fail)
+        updater.save(path, weights)
     found = {name: np.zeros_like(weight) for name, weight in weights.items()}
     other = ShardedUpdater(optimizer.Adam(), comm)
     other.load(path, weights=found)

@@ -9,9 +9,11 @@ import pytest
 from fastopt import RowSparse, optimizer
 from fastopt._engine.validate import leaves
 from fastopt._kernels.layout import real_of
+from fastopt.checkpoint import CheckpointError
 from fastopt.distributed import ShardedUpdater
 from helpers.cases import OF_STEPS
 from helpers.ranks import Loading
+from helpers.refusals import check_refused
 from helpers.tensor_lists import frozen, normal
 
 comm = Loading.comm
@@ -75,8 +77,7 @@ def compare_weights(setting, ours, theirs, in_one=comm.size == 1):
 class Pair:
     """A sharded updater, and one updater that is given the sum of all ranks' gradients.
 
-    The argument `loss_scaler` is a function, so that each updater has its own. Gradients `begins`
-    are sent before the call, and the number of buckets `begun` then is counted.
+    The argument `loss_scaler` is a function, so that each updater has its own.
     """
 
     def __init__(self, make, weights, loss_scaler=None, **options):
@@ -84,16 +85,11 @@ class Pair:
         scalers = [loss_scaler and loss_scaler() for _ in range(2)]
         self.sharded = ShardedUpdater(make(), comm, scalers[0], **options)
         self.alone = optimizer.Updater(make(), loss_scaler=scalers[1], **plain)
-        self.begins, self.begun = (), 0
         self.ours, self.theirs = ([copied(w) for w in weights] for _ in range(2))
 
     def step(self, indices, slopes):
         """Update with ``slopes(k, rank)``, gradient number `k` of a rank."""
         grads = [slopes(k, comm.rank) for k in range(len(indices))]
-        for k in self.begins:
-            self.sharded.begin(indices[k], grads[k])
-        exchange = self.sharded._begun.exchange
-        self.begun += exchange.begun if exchange else 0
         self.sharded(indices, grads, self.ours)
         every = [[slopes(k, rank) for rank in range(comm.size)] for k in range(len(indices))]
         self.alone(indices, [summed(each) for each in every], self.theirs)
@@ -101,11 +97,6 @@ class Pair:
     def same(self):
         """Whether all bits of the weights are equal."""
         return frozen(self.ours) == frozen(self.theirs)
-
-    def close(self, **tolerance):
-        """Raise unless the weights are about equal."""
-        for ours, theirs in zip(self.ours, self.theirs, strict=True):
-            np.testing.assert_allclose(ours, theirs, **tolerance)
 
 
 SHAPES = [(40, 7), (1,), (0, 3), (), (33,), (3, 5)]
@@ -152,6 +143,14 @@ def raised(kind, *words):
         yield
     for word in words:
         assert word in str(caught.value), (word, str(caught.value))
+
+
+def all_refused(errors, held, names):
+    """Each call raises its error on all ranks, and changes nothing of what is held."""
+    before, names = held(), names | {"LAST": LAST, "CheckpointError": CheckpointError}
+    for code, error in errors.items():
+        check_refused(code, error, names)
+        assert held() == before, code
 
 
 def told(*words):

@@ -12,7 +12,7 @@ import fastopt
 from fastopt import optimizer
 from fastopt.amp import LossScaler
 from fastopt.distributed import ShardedTable, ShardedUpdater
-from fastopt.lr_scheduler import LRScheduler, MultiFactorScheduler
+from fastopt.lr_scheduler import MultiFactorScheduler
 from helpers.tensor_lists import everything, frozen
 
 ONES = np.ones(8, np.float32)
@@ -24,17 +24,6 @@ def refused(made, weight, *words):
     with told(*words):
         made(0, ONES, weight)
     assert everything(made.shard, [weight]) == before
-
-
-class Table(LRScheduler):
-    """A schedule of the user."""
-
-    def __init__(self, rate):
-        super().__init__(base_lr=1.0)
-        self.table = [rate]
-
-    def __call__(self, number):
-        return self.table[0]
 
 
 class Plain(optimizer.Optimizer):
@@ -73,7 +62,6 @@ RATE = 0.5 if LAST else 0.25
 STEPS = [1, 2] if LAST else [100, 200]
 DIFFERENT = [
     (lambda: sgd(MultiFactorScheduler(STEPS, base_lr=1.0)), "lr_scheduler", "step: [1, 2]"),
-    (lambda: sgd(Table(RATE)), "lr_scheduler", "[0.5]"),
     # Only what kernels read tells these apart.
     (lambda: sgd(lambda n: RATE), "for lr of index 0", "0.5"),
     (lambda: sgd(lr=np.float32(RATE)), "for lr", "0.5"),
@@ -139,19 +127,13 @@ def here(last, others):
     return last if LAST else others
 
 
-def with_option(**option):
-    return ShardedUpdater(optimizer.SGD(), comm, **here(option, {}))
-
-
 VALUES = np.arange(8, dtype=np.float32).reshape(4, 2)
 ROWS = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
 CALLS = [
-    (lambda: with_option(wire="float16"), "for wire", "float16"),
-    (lambda: with_option(overlap=True), "for overlap", "True"),
-    (lambda: with_option(bucket_bytes=4096), "for bucket_bytes", "4096"),
-    (lambda: with_option(check_every=7), "for check_every", "7"),
-    (lambda: with_option(hierarchical=False), "for hierarchical", "False"),
-    (lambda: step(with_option(clip_global_norm=1.0), ONES.copy()), "for clip_global_norm"),
+    *((lambda name=name, value=value: new(**here({name: value}, {})), f"for {name}", str(value))
+      for name, value in (("wire", "float16"), ("overlap", True), ("bucket_bytes", 4096),
+                          ("check_every", 7), ("hierarchical", False))),
+    (lambda: step(new(**here({"clip_global_norm": 1.0}, {})), ONES.copy()), "clip_global_norm"),
     (lambda: step(new(accumulate=here(3, 2)), ONES.copy()), "for accumulate"),
     *((lambda group=group: step(new(groups={"0": group}), ONES.copy()), "groups", word)
       for group, word in (({"momentum": here(0.5, 0.25)}, "0.5"), ({"frozen": LAST}, "frozen"),

@@ -27,12 +27,9 @@ def said(code, namespace):
 def check_docstrings_are_right(folder):
     if comm.size > 1:
         return  # they show one rank
-    modules = [
-        import_module(f"fastopt.distributed.{m.name}") for m in iter_modules(distributed.__path__)
-    ]
-    results = [
-        doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE) for module in modules
-    ]
+    found = [module.name for module in iter_modules(distributed.__path__, "fastopt.distributed.")]
+    flags = doctest.NORMALIZE_WHITESPACE
+    results = [doctest.testmod(import_module(name), optionflags=flags) for name in found]
     assert not any(failed for failed, _ in results)
     assert sum(tried for _, tried in results) > 20
 

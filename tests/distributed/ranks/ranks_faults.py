@@ -6,6 +6,7 @@ import sys
 import warnings
 
 import numpy as np
+import pytest
 from ranks_common import LAST, comm, raised
 
 from fastopt import EmbeddingTable, optimizer
@@ -62,11 +63,8 @@ def check_an_error_of_one_rank_in_a_lookup_or_pull_is_reported_to_the_others():
             own = EmbeddingTable(2, optimizer.SGD(lazy_update=True), init="ones")
             call = ShardedEmbeddingTable(own, other, timeout=30).lookup
         call([1, 2])
-        routes = module.RowExchange
-        module.RowExchange = Failing if LAST else routes
-        try:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(module, "RowExchange", Failing if LAST else module.RowExchange)
             with raised((MemoryError, RuntimeError), "MemoryError: " * (not LAST), "no memory for"):
                 call([1, 2])
-        finally:
-            module.RowExchange = routes
         comm.Barrier()

@@ -1,11 +1,9 @@
-"""Checks of gradients that are sent while others are computed, and of memory that is not packed."""
+"""Checks of gradients that are sent while others are computed; ``ranks_plans`` has their bits."""
 
-import itertools
 import weakref
-from functools import partial
 
 import numpy as np
-from ranks_common import LAST, Pair, comm, exact, raised, told
+from ranks_common import LAST, comm, raised, told
 
 from fastopt import optimizer
 from fastopt.amp import LossScaler
@@ -21,29 +19,6 @@ INDICES = [*range(len(SHAPES))]
 
 def arrays(seed, shapes=SHAPES):
     return [normal(9 * seed + k, shape, "float32") for k, shape in enumerate(shapes)]
-
-
-def check_the_bits_are_those_of_one_updater():
-    """With gradients that become ready in any order, on some ranks only, for any buckets."""
-    backward, shuffled = INDICES[::-1], np.random.default_rng(comm.rank).permutation(7)
-    orders = (
-        (backward, None),
-        (shuffled, 100_000),
-        ([] if comm.rank == 1 else backward, 1 << 26),
-        ([k for k in shuffled if k != 5 - comm.rank % 2], None),
-    )
-    for (order, size), norm in itertools.product(orders, (None, 1e9)):
-        more = {"overlap": True, "bucket_bytes": size, "clip_global_norm": norm}
-        pair = Pair(partial(optimizer.Adam, wd=0.1), arrays(0), **more)
-        pair.begins = order
-        for step in range(3):
-            slopes = lambda k, r, s=step: exact(9 * s + r + k, SHAPES[k], np.float32)  # noqa: E731
-            pair.step(INDICES, slopes)
-        if norm:
-            pair.close(rtol=1e-5, atol=1e-6)
-        else:
-            assert pair.same()
-        assert pair.begun or comm.size == 1 or order is not backward
 
 
 def check_calls_that_fail_after_begin_change_nothing():

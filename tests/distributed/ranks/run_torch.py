@@ -18,10 +18,9 @@ class GlooWorld(World, GlooCommunicator):
 
 
 def main(*names):
-    """Call the checks of the modules, in order, except those of formulas without an argument.
+    """Call the checks of the modules, in order, except those of formulas.
 
-    ``ranks_plans=every case`` names a module and the argument of its checks. After ``nodes``, two
-    ranks are one node and others another.
+    After ``nodes``, two ranks are one node and others another.
     """
     dist.init_process_group("gloo")
     if names[0] == "nodes":
@@ -30,9 +29,7 @@ def main(*names):
     world = joined(dist.group.WORLD, timeout=60)
     world.__class__ = GlooWorld
     for name in names:
-        module, given, argument = name.partition("=")
-        skipped = () if given else OF_FORMULAS
-        call_checks(world, module, *[argument] * bool(given), skipped=skipped)
+        call_checks(world, name, skipped=OF_FORMULAS)
 
 
 if __name__ == "__main__":

@@ -217,18 +217,10 @@ def weights_of(names):
     return {name: np.ones(SIZES[name]) for name in names}
 
 
-@pytest.mark.slow("exhaustive")
-@pytest.mark.parametrize(
-    ("klass", "kwargs"),
-    [
-        (optimizer.Adam, {"wd": 0.1}),
-        (optimizer.LBSGD, {"batch_scale": 3, "momentum": 0.9, "learning_rate": 0.1}),
-        (optimizer.LARS, {"momentum": 0.9}),
-        (optimizer.Nadam, {"per_parameter": True}),
-    ],
-)
-def test_parameters_in_another_order_keep_their_state(klass, kwargs, tmp_path):
-    old, new = updater_of(SIZES, klass, **kwargs), updater_of(reversed(SIZES), klass)
+def test_parameters_in_another_order_keep_their_state(tmp_path):
+    """And their sums of gradients, counts and multipliers."""
+    old = updater_of(SIZES, optimizer.LBSGD, batch_scale=3, momentum=0.9, learning_rate=0.1)
+    new = updater_of(reversed(SIZES), optimizer.LBSGD)
     old.optimizer.set_lr_mult({0: 0.5, "b_bias": 2.0})
     weights = weights_of(SIZES)
     train(old, weights, 2)

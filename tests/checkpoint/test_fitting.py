@@ -74,7 +74,6 @@ COUNT = put("attributes", "_index_update_count", 0)
 WRONG = {
     "decay of another dtype": (decayed, PAID, (np.zeros(6, np.int8), 0.0), "dtype float64, got"),
     "decay in float32": (decayed, PAID, (np.zeros(6, np.float32), 0.0), "dtype float64, got"),
-    "decay swapped": (decayed, PAID, (np.zeros(6, ">f8"), 0.0), "dtype float64, got"),
     "decay without columns": (decayed, PAID, (np.zeros((6, 0)), 0.0), "one dimension, got shape"),
     "decay of fewer rows": (decayed, PAID, (np.zeros(5), 0.0), r"its rows \(5,\)"),
     "decay of NaN": (decayed, PAID, (np.full(6, np.nan), 0.0), r"row_decay\[0\]\[0\] must be fi"),
@@ -126,7 +125,7 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(case):
     with pytest.raises(CheckpointError, match=words):
         updater.load_states_dict(tree)
     assert everything(updater, None) == before
-    if change in (STATE, PAID, SUM, TOTAL, put_steps) and case is not WRONG["decay swapped"]:
+    if change in (STATE, PAID, SUM, TOTAL, put_steps):
         change({"attributes": vars(updater.optimizer), "states": updater.states}, value)
         fresh = optimizer.get_updater(optimizer.SGD())
         before = everything(fresh, None)
@@ -134,16 +133,6 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(case):
             fresh.set_states(dumps({"states": updater.states, "optimizer": updater.optimizer}))
         assert type(fresh.optimizer) is optimizer.SGD
         assert everything(fresh, None) == before
-
-
-def test_states_of_another_rule_are_refused_by_set_states():
-    adam, sgd = trained("adam"), trained("sgd", momentum=0.9)
-    before = everything(sgd, None)
-    with pytest.raises(CheckpointError, match="must have 1 arrays for rule sgd_momentum, got 2"):
-        sgd.set_states(adam.get_states())
-    assert everything(sgd, None) == before
-    sgd.set_states(adam.get_states(dump_optimizer=True))
-    assert type(sgd.optimizer) is optimizer.Adam
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,11 @@ def test_groups_become_multipliers_and_back(torch):
     peer = Peer(torch, "Adam", start(), groups, eps=0)
     peer.train(range(2))
     names = {0: "a_weight", 1: "b_bias", 2: "c_bias"}
-    updater = optimizer.get_updater(optimizer.Adam(param_idx2name=names))
+    schedule = lr_scheduler.FactorScheduler(9, 1.0, base_lr=0.08)
+    made = optimizer.Adam(lr=None, lr_scheduler=schedule, param_idx2name=names)
+    updater = optimizer.get_updater(made)
     from_torch_state_dict(updater, peer.optimizer.state_dict(), indices=[0, 2, 1])
+    assert made.lr_scheduler is schedule
     weights = peer.weights()
     train(updater, weights, range(2, 4))
     peer.train(range(2, 4))
@@ -209,38 +212,26 @@ def test_options_without_a_counterpart_are_refused(klass, groups, words):
     assert updater.optimizer.__getstate__() == before
 
 
-@pytest.mark.parametrize("given", [None, [], {}, {"state": 3}])
-def test_dicts_of_another_kind_are_refused(given):
-    with pytest.raises(CheckpointError, match="not the state_dict of an optimizer of torch"):
-        from_torch_state_dict(optimizer.get_updater(optimizer.Adam()), given)
+GROUP = {"lr": 0.1, "weight_decay": 0, **ADAM, "params": [0]}
 
 
-@pytest.mark.parametrize("indices", [[1, 2], [], "a", 3])
-def test_indices_that_are_not_as_many_as_the_parameters_are_refused(indices):
-    updater = optimizer.get_updater(optimizer.Adam())
-    updater(0, np.ones(2), np.ones(2))
-    saved = to_torch_state_dict(updater)
-    with pytest.raises(CheckpointError, match="indices must have length 1, one for each parameter"):
-        from_torch_state_dict(optimizer.get_updater(optimizer.Adam()), saved, indices)
-
-
-def adam_group(**options):
-    return {"lr": 0.1, "weight_decay": 0, "betas": (0.9, 0.999), "eps": 1e-8, **options}
-
-
-def test_multipliers_of_live_parameters_must_agree_with_the_groups():
+@pytest.mark.parametrize(
+    ("given", "indices", "words"),
+    [
+        *((d, None, "not the state_dict of an optimizer") for d in (None, [], {}, {"state": 3})),
+        *(
+            ({"state": {}, "param_groups": [GROUP]}, indices, "indices must have length 1, one for")
+            for indices in ([1, 2], [], "a", 3)
+        ),
+        ({"state": {}, "param_groups": [GROUP, {**GROUP, "params": [1], "lr": 0.2}]}, None,
+         r"param_dict\[0\].lr_mult must be 0.5"),
+    ],
+)  # fmt: skip
+def test_other_dicts_indices_and_multipliers_of_live_parameters_are_refused(given, indices, words):
     live = SimpleNamespace(lr_mult=1.0, wd_mult=1.0)
-    groups = [adam_group(params=[0]), adam_group(params=[1], lr=0.2)]
     updater = optimizer.get_updater(optimizer.Adam(param_dict={0: live, 1: live}))
-    with pytest.raises(CheckpointError, match=r"param_dict\[0\].lr_mult must be 0.5"):
-        from_torch_state_dict(updater, {"state": {}, "param_groups": groups})
-
-
-def test_a_schedule_stays(tmp_path):
-    made = optimizer.Adam(lr_scheduler=lr_scheduler.FactorScheduler(9, 0.5))
-    updater, schedule = optimizer.get_updater(made), made.lr_scheduler
-    from_torch_state_dict(updater, {"state": {}, "param_groups": [adam_group(params=[0])]})
-    assert updater.optimizer.lr_scheduler is schedule
+    with pytest.raises(CheckpointError, match=words):
+        from_torch_state_dict(updater, given, indices)
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,14 @@ def test_a_tree_comes_back_with_types_and_nesting(tree):
 
 
 def layouts():
-    """The same kind of array in all layouts of memory, large enough for several pieces."""
+    """A large array in all layouts of memory, of several pieces, and small ones of all dtypes."""
     array = np.arange(600_000.0).reshape(3, 200, 1000)
     unaligned = np.zeros(array.nbytes + 1, np.uint8)[1:].view(np.float64).reshape(array.shape)
     unaligned[...] = array
     views = (array.T, array[::2, ::-1], np.asfortranarray(array), np.swapaxes(array, 0, 1))
-    return [*views, np.broadcast_to(array[0], array.shape), unaligned, array.astype(">f4")]
+    views += np.broadcast_to(array[0], array.shape), unaligned, array.astype(">f4")
+    kinds = "float16", "complex64", "bool", "uint64", "int8"
+    return [*views, *(np.ones(3, kind) for kind in kinds), np.zeros((0, 2)), np.array(2, "f2")]
 
 
 @pytest.mark.parametrize("view", layouts(), ids=lambda view: f"{view.strides}-{view.dtype}")
@@ -56,13 +58,6 @@ def test_arrays_of_any_layout_come_back_and_other_readers_see_them(view):
     for got in (checkpoint.loads(blob), seen):
         assert got.dtype == view.dtype.newbyteorder("=")
         np.testing.assert_array_equal(got, view)
-
-
-@pytest.mark.parametrize("kind", ["float16", "complex64", "bool", "uint64", "int8"])
-def test_other_readers_see_the_dtypes_that_there_are(kind):
-    arrays = {"a": np.ones(3, kind), "b": np.zeros((0, 2)), "c": np.array(2, kind)}
-    seen = safetensors.numpy.load(checkpoint.dumps(arrays))
-    assert_same({name: seen[name].copy() for name in arrays}, arrays)
 
 
 NUMBERS = [0, 1, -0.0, 0.1, 5e-324, np.inf, np.nan]
@@ -78,7 +73,7 @@ def test_numbers_come_back_exactly_with_their_type(value):
 
 
 def test_the_text_is_strict_json():
-    tree = {"\ud800é": -np.inf, "nan": np.nan, "large": 10**300}
+    tree = {"\ud800é": -np.inf, "nan": np.nan, "__metadata__": 10**300, "fastopt": np.ones(0)}
     blob = checkpoint.dumps(tree)
     json.loads(json.loads(blob[8:])["__metadata__"]["fastopt"], parse_constant=pytest.fail)
     np.testing.assert_equal(checkpoint.loads(blob), tree)
@@ -138,8 +133,3 @@ def test_trees_that_are_no_states_change_nothing(changes):
     with pytest.raises(checkpoint.CheckpointError, match="not the states of an updater"):
         updater.set_states(checkpoint.dumps(tree))
     assert vars(updater) == before
-
-
-def test_a_name_that_the_format_uses_is_a_name_like_others():
-    tree = {"__metadata__": np.arange(3.0), "fastopt": np.ones(2)}
-    assert_same(checkpoint.loads(checkpoint.dumps(tree)), tree)

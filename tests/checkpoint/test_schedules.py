@@ -1,4 +1,6 @@
-"""A load restores the schedule that the user holds, in place."""
+"""A load returns to the step of the checkpoint, and restores the user's schedule in place."""
+
+import copy
 
 import numpy as np
 import pytest
@@ -7,6 +9,8 @@ import fastopt
 from fastopt import lr_scheduler as schedules
 from fastopt.checkpoint import CheckpointError
 from helpers.resuming import WAYS, resumed
+from helpers.settings import every_setting
+from helpers.tensor_lists import everything
 
 IN_PLACE = [way for way in WAYS if way != "pickle"]
 
@@ -120,3 +124,20 @@ def test_a_load_that_is_refused_or_has_another_class_does_not_change_the_schedul
     with pytest.raises(CheckpointError):
         resumed(way, old, new, tmp_path)
     assert held.shared == plateau().shared
+
+
+@every_setting()
+def test_a_load_between_updates_is_that_of_a_new_updater(setting):
+    updater, weights = setting.updater(), setting.weights()
+    setting.train(updater, weights, range(3))
+    saved, before = updater.states_dict(), copy.deepcopy(weights)
+    setting.train(updater, weights, range(3, 6))
+    expected, present = everything(updater, weights), updater.states
+    past = copy.deepcopy(dict(present))
+    for _ in range(2):
+        updater.load_states_dict(saved)
+        assert updater.states_synced == dict.fromkeys(updater.states, False)
+        repeated = copy.deepcopy(before)
+        setting.train(updater, repeated, range(3, 6))
+        assert everything(updater, repeated) == expected
+    np.testing.assert_equal(dict(present), past)

@@ -134,6 +134,16 @@ def test_an_optimizer_whose_state_changes_is_detected():
     assert list(table) == [1]
 
 
+def test_the_bounds_of_an_eviction():
+    table = plain(init="ones")
+    for some in ([1, 2], [2, 2], [3]):
+        table.lookup(some)
+        table.update(some, ONES[: len(some)])
+    assert table.evict(unused_for=3, count_below=2).tolist() == []
+    assert table.evict(unused_for=2, count_below=1).tolist() == []
+    assert table.evict(unused_for=2).tolist() == [1]
+
+
 # Several tables
 
 

@@ -14,7 +14,6 @@ from fastopt.amp import LossScaler
 from fastopt.checkpoint import CheckpointError, Skipped
 from fastopt.checkpoint.restore.parameters import keys_of
 from helpers.tensor_lists import everything, frozen
-from helpers.trees import assert_same
 
 ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -48,17 +47,6 @@ def adam(*shapes, dtype=np.float32, **kwargs):
 def through_file(old, new, path, **kwargs):
     old.save(path / "file")
     return new.load(path / "file", **kwargs)
-
-
-def test_arrays_keep_their_order_of_memory(tmp_path):
-    big = np.asfortranarray(np.random.default_rng(0).normal(size=(1100, 300)))
-    old, new = mine((big, big.T, big[::2])), mine()
-    old(0, np.ones(2), np.ones(2))
-    through_file(old, new, tmp_path)
-    got = new.states[0]
-    assert_same(got, old.states[0])
-    assert [array.flags.f_contiguous for array in got] == [True, False, False]
-    assert all(array.flags.aligned and array.flags.owndata for array in got)
 
 
 def test_bfloat16_is_stored_as_its_bits_and_needs_its_package(tmp_path, bfloat16, monkeypatch):

@@ -54,8 +54,11 @@ def layouts():
 @pytest.mark.parametrize("view", layouts(), ids=lambda view: f"{view.strides}-{view.dtype}")
 def test_arrays_of_any_layout_come_back_and_other_readers_see_them(view):
     blob = checkpoint.dumps(view)
-    (seen,) = safetensors.numpy.load(blob).values()
-    for got in (checkpoint.loads(blob), seen):
+    (seen,), own = safetensors.numpy.load(blob).values(), checkpoint.loads(blob)
+    assert own.flags.f_contiguous == view.flags.f_contiguous
+    assert own.flags.aligned
+    assert own.flags.owndata
+    for got in (own, seen):
         assert got.dtype == view.dtype.newbyteorder("=")
         np.testing.assert_array_equal(got, view)
 

@@ -45,14 +45,6 @@ def test_arguments_and_defaults_are_those_of_gluon():
     assert repr(parameter) == "Parameter(name='weight', shape=None, dtype=float32)"
 
 
-def test_a_parameter_that_is_not_differentiable_never_has_a_gradient():
-    parameter = made(differentiable=False, grad_req="add")
-    parameter.grad_req = "write"
-    assert parameter.grad_req == "null"
-    with pytest.raises(RuntimeError, match="'w' has no gradient because its grad_req is 'null'"):
-        parameter.grad()
-
-
 # Initialization
 
 

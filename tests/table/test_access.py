@@ -146,7 +146,6 @@ def test_calls_that_wait_while_the_table_is_closed_raise(tmp_path):
         other.flush()
     errors = [str(call.exception()) for call in calls]
     assert errors == ["table 'embedding' is closed"] * 3 + ["None"]  # for a second close
-    assert other.ids().tolist() == [3, 4]
     other._directory.close()
     with fastopt.EmbeddingTable.open(path, verify=True) as again:
         assert again.ids().tolist() == [3, 4]

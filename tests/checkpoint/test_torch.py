@@ -8,6 +8,7 @@ import pytest
 
 from fastopt import lr_scheduler, optimizer
 from fastopt.checkpoint import CheckpointError, Skipped, from_torch_state_dict, to_torch_state_dict
+from helpers.tensor_lists import everything
 
 SHAPES = [(3, 4), (5,), ()]
 PAIRS = [
@@ -212,26 +213,38 @@ def test_options_without_a_counterpart_are_refused(klass, groups, words):
     assert updater.optimizer.__getstate__() == before
 
 
-GROUP = {"lr": 0.1, "weight_decay": 0, **ADAM, "params": [0]}
+GROUP = {"lr": 0.1, "weight_decay": 0.0, **ADAM, "params": [0]}
+F32 = np.ones((6, 2), np.float32)
 
 
-@pytest.mark.parametrize(
-    ("given", "indices", "words"),
-    [
-        *((d, None, "not the state_dict of an optimizer") for d in (None, [], {}, {"state": 3})),
-        *(
-            ({"state": {}, "param_groups": [GROUP]}, indices, "indices must have length 1, one for")
-            for indices in ([1, 2], [], "a", 3)
-        ),
-        ({"state": {}, "param_groups": [GROUP, {**GROUP, "params": [1], "lr": 0.2}]}, None,
-         r"param_dict\[0\].lr_mult must be 0.5"),
-    ],
-)  # fmt: skip
-def test_other_dicts_indices_and_multipliers_of_live_parameters_are_refused(given, indices, words):
-    live = SimpleNamespace(lr_mult=1.0, wd_mult=1.0)
-    updater = optimizer.get_updater(optimizer.Adam(param_dict={0: live, 1: live}))
+def saved(*groups, **entry):
+    """A dict of torch's Adam, of one step with the entry, or of groups."""
+    states = {0: {"step": 1, "exp_avg": F32, "exp_avg_sq": F32, **entry}} if entry else {}
+    return {"state": states, "param_groups": [{**GROUP, **group} for group in groups or ({},)]}
+
+
+UNFIT = [
+    *((wrong, None, "not the state_dict of an optim") for wrong in (None, [], {}, {"state": 3})),
+    *((saved(), wrong, "indices must have length 1, one for") for wrong in ([1, 2], [], "a", 3)),
+    (saved({}, {"params": [1], "lr": 0.2}), None, r"param_dict\[0\].lr_mult must be 0.5"),
+    (saved(exp_avg_sq=F32[:5]), None, r"shapes \(6, 2\) and \(5, 2\)"),
+    *((saved(exp_avg=wrong), None, "state of index 0 must have dtype") for wrong in (F32 > 0, "x")),
+    (saved(step=-1), None, "must be at least 0, got -1"),
+    (saved(step=np.inf), None, "cannot convert float infinity"),
+    (saved(step=2.0**80), None, "num_update must be at most"),
+    *((saved({"betas": wrong}), None, "beta. must be a fin") for wrong in ((0.9, 1.0), (-1, 0.9))),
+]
+
+
+@pytest.mark.parametrize(("given", "indices", "words"), UNFIT)
+def test_what_does_not_fit_is_refused_and_changes_nothing(given, indices, words):
+    """Dicts, indices, multipliers of live parameters, and states."""
+    live = {0: SimpleNamespace(lr_mult=1.0, wd_mult=1.0)}
+    updater = optimizer.get_updater(optimizer.Adam(param_dict=live))
+    before = everything(updater, None)
     with pytest.raises(CheckpointError, match=words):
         from_torch_state_dict(updater, given, indices)
+    assert everything(updater, None) == before
 
 
 @pytest.mark.parametrize(

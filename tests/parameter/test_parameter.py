@@ -251,24 +251,19 @@ def test_pulled_rows_are_sorted_unique_copies(rows):
     del trainer
 
 
-def test_rows_need_a_trainer_that_is_alive():
-    parameter, row = table(), np.array([1])
-    trainer = Trainer([parameter])
-    parameter.reset_device(cpu(4))
-    assert parameter.row_sparse_data(row).values.tolist() == [[2, 3]]
-    del trainer
-    for need in (lambda: parameter.row_sparse_data(row), parameter.reset_device):
-        with pytest.raises(RuntimeError, match="'w' is row-sparse and has no Trainer"):
-            need()
-
-
-def test_a_row_sparse_parameter_has_one_trainer_and_a_dense_one_may_have_several():
-    sparse, dense = table(), made()
+def test_rows_need_a_trainer_that_is_alive_and_only_one():
+    sparse, dense, row = table(), made(), np.array([1])
     first = Trainer([sparse, dense])
     with pytest.raises(RuntimeError, match="'w' is row-sparse and already belongs"):
         Trainer([dense, sparse])
+    sparse._set_trainer(first)
+    sparse.reset_device(cpu(4))
+    assert sparse.row_sparse_data(row).values.tolist() == [[2, 3]]
     del first
-    others = Trainer([dense]), Trainer([sparse])
+    for need in (lambda: sparse.row_sparse_data(row), sparse.reset_device):
+        with pytest.raises(RuntimeError, match="'w' is row-sparse and has no Trainer"):
+            need()
+    others = Trainer([dense]), Trainer([dense, sparse])
     del others
     Trainer([sparse])
 

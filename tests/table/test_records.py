@@ -248,10 +248,7 @@ def check_damaged(path, words):
         (lambda p: os.truncate(p / "ids", 10), "ids must have 4096 bytes or more, got 10"),
         (lambda p: damage(p / "ids"), "ids is damaged: the checksum of its block 0"),
         (lambda p: damage(p / "rows", 9000), "rows is damaged: the checksum of its block 2"),
-        (
-            lambda p: damage(p / "table.safetensors", 500),
-            "metadata is damaged|not a fastopt|not a safetensors",
-        ),
+        (lambda p: damage(p / "table.safetensors", 500), "table.safetensors.*(damaged|not a )"),
         (lambda p: (p / "table.safetensors").write_bytes(checkpoint.dumps([1])), "not the check"),
         (lambda p: (p / "log.safetensors").write_bytes(b"log"), "log.safetensors: not a safe"),
         (lambda p: (p / "log.safetensors").write_bytes(checkpoint.dumps(1)), "not the log of"),

@@ -159,12 +159,10 @@ def train(updater):
     assert (weight == -3).all()
 
 def raises(call, words):
-    begun = time.monotonic()
     try:
         call()
     except TimeoutError as error:
         assert words in str(error), error
-        assert time.monotonic() - begun < 20
     else:
         raise AssertionError(words)
 

@@ -74,6 +74,9 @@ SAME = [
      lambda: fastopt.Adam(None, lr_scheduler=lr_scheduler.CosineScheduler(9, base_lr=0.3))),
     (lambda: fastopt.SGD(learning_rate=lambda n: 0.1 / n),
      lambda: fastopt.SGD(lr_scheduler=lambda n: 0.1 / n)),
+    (lambda: setattr(updater := fastopt.Updater("adam"), "optimizer", "sgd") or updater.optimizer,
+     fastopt.SGD),
+    (lambda: pickle.loads(pickle.dumps(optimizer)).Adam(), fastopt.Adam),
     (lambda: fastopt.SGD(0.9, lr=0.1), lambda: fastopt.SGD(momentum=0.9, learning_rate=0.1)),
 ]  # fmt: skip
 
@@ -85,18 +88,15 @@ def test_both_names_mean_the_same(theirs, ours):
     np.testing.assert_array_equal(stepped(one), stepped(other))
 
 
-def test_every_class_is_an_attribute_of_the_package_that_type_checkers_see():
+def test_every_class_is_an_attribute_of_the_package_that_type_checkers_see(registries):
+    klass = optimizer.register(type("Steepest", (optimizer.SGD,), {}))  # of a user
+    assert fastopt.Steepest is klass
     listed = [name for name in vars(optimizer.algorithms) if not name.startswith("_")]
     assert sorted(listed) == [klass.__name__ for klass in CLASSES]
     for package in (fastopt, optimizer):
         assert "from fastopt.optimizer.algorithms import *" in inspect.getsource(package)
         assert [getattr(package, klass.__name__) for klass in CLASSES] == CLASSES
     assert {*listed} <= {*dir(fastopt)}
-
-
-def test_a_class_of_the_users_is_an_attribute_too(registries):
-    klass = optimizer.register(type("Steepest", (optimizer.SGD,), {}))
-    assert fastopt.Steepest is klass
 
 
 @every_class
@@ -113,13 +113,17 @@ def test_signatures_show_every_argument_and_its_other_names(klass):
 
 def test_get_updater_takes_what_an_updater_takes():
     shown = [inspect.signature(made).parameters for made in (fastopt.get_updater, fastopt.Updater)]
-    assert [*shown[0].values()] == [*shown[1].values()]
+    assert shown[0] == shown[1]
     assert fastopt.get_updater("sgd", clip_global_norm=1.0).clip_global_norm == 1
 
 
 # What gets an error that says what to write
 
 PLACE = r" \(\S+advice\.py:\d+\)$"
+
+
+class Odd(optimizer.SGD):
+    rule = property(lambda self: self.nothing_of_the_kind)
 
 
 def compiled(fn):
@@ -163,10 +167,8 @@ GIVEN = "not both: they are the same argument"
 CALL = r"updater: Updater\(optimizer\)\.step\(grads, weights\)"
 WEIGHTS = f"weights go to each call of an {CALL}"
 FORMS = r"or row-sparse: a RowSparse, a pair \(values, indices\) of arrays"
-FLAG = "must be True or False, got"
 MISTAKES = {
     "updater(0, [1.0] * 3, ones())": f"TypeError: {FORMS}",
-    "updater(0, ([[1.0]], [0]), ones(3, 1))": f"TypeError: {FORMS}",
     "updater([0], (g for g in [ones()]), [ones()])":
         "TypeError: needs a list of as many gradients, got generator",
     "updater([0, 1], [ones(), ones()], [ones()])":
@@ -174,7 +176,6 @@ MISTAKES = {
     "optimizer.Adam([np.eye(99), ones()], 0.1)":
         r"TypeError: Adam takes no weights, got \[array\(\[\[1., .{70,90}\.\.\. as "
         r"learning_rate; weights",
-    "optimizer.SGD(multi_precision='no')": f"TypeError: {FLAG}",
     "optimizer.SGD(sym=3)": r"TypeError: sym must have attr_dict\(\)",
     "fastopt.Updater(fastopt.SGD(param_dict={0: 3}))(0, ones(), ones())":
         "TypeError: index 0: lr_mult of its parameter must be a number, got None",
@@ -196,7 +197,6 @@ MISTAKES = {
     "ParameterDict().update([])": "TypeError: other must hold Parameters by name, got list",
     "np.asarray(RowSparse(ones(1, 2), [0], (5, 2)))": r"TypeError: call to_dense\(\)",
     "RowSparse(np.ones(1), [0], None)": "TypeError: an integer or a tuple of integers, got None",
-    "fastopt.get_updater('adma')": "ValueError: did you mean 'adam'?",
     "ParameterDict().select(None)": "ValueError: got None",
     "[(params := ParameterDict()).get('p', shape=2), params.setattr('name', 2)]":
         "ValueError: has no attribute 'name' that can be set",
@@ -261,7 +261,6 @@ MISTAKES = {
         r"ValueError: lr must be passed with a name, got the optimizer Adam\(.*set its attributes",
     "fastopt.Updater(fastopt.Adam)": r"TypeError: got the class Adam: call it, Adam\(\)",
     "fastopt.Updater(3)": "TypeError: optimizer must be an Optimizer or its name, got 3",
-    "fastopt.Adam(lr=1, learning_rate=1)": f"TypeError: Adam takes lr or learning_rate, {GIVEN}",
     "fastopt.Adam(1, lr=1)": f"TypeError: Adam takes lr or learning_rate, {GIVEN}",
     "fastopt.Adam(betas=(0.9, 0.9), beta2=0.9)": f"TypeError: takes betas or beta2, {GIVEN}",
     "fastopt.Adam(betas=0.9)": r"TypeError: betas must be a pair \(beta1, beta2\), got 0.9",
@@ -291,7 +290,6 @@ MISTAKES = {
     "fastopt.Adam()(0, ones(), ones())": f"TypeError: Adam is not callable; .* {CALL}; .*SciPy",
     "fastopt.minimize(abs, 1.0, method='adam')": "TypeError: optimizer takes it",
     "fastopt.minimize(abs, 1.0, constraints=())": r"TypeError: fastopt.scipy_method\(optimizer",
-    "fastopt.scipy_method(updater, lr=1)": "ValueError: lr cannot be passed with an Updater",
     "fastopt.Updater(0.1)": "TypeError: its name, got 0.1; lr=0.1 is a learning rate",
     "fastopt.Adam(lr=lambda n: 1, lr_scheduler=lambda n: 1)": "TypeError: is a schedule already",
     "fastopt.Adam(lr=lr_scheduler.CosineScheduler)":
@@ -303,7 +301,6 @@ MISTAKES = {
     "setattr(fastopt.Adam(), 'weight_decay', 0.5)": "AttributeError: set wd",
     "setattr(fastopt.Adam(), 'betas', (0.1, 0.2))": "AttributeError: set beta1 and beta2",
     "fastopt.SGD(0.1)": r"UserWarning: SGD\(0.1\) sets momentum, .* write momentum=0.1 or lr=0.1",
-    "fastopt.Adam().learning_rat": "AttributeError: did you mean learning_rate?",
     "fastopt.Adam().momentum": "AttributeError: 'Adam' object has no attribute 'momentum'$",
     "setattr(updater, 'lr', 0.1)": "AttributeError: set updater.optimizer.learning_rate",
     "updater({'w': ones()}, {'w': ones()})": r"TypeError: updater.step\(grads, weights\) takes",
@@ -313,13 +310,15 @@ MISTAKES = {
     "updater('w', (ones(), ['0']), ones())": "TypeError: got tuple of ndarray, list",
     "updater((0, 'W'), ones(), ones())": "TypeError: an index is not a tuple .*fastopt.adapters",
     "updater.step({'w': ones()}, object())": "TypeError: got object: pass a dict of its arrays",
-    "updater('w', None, ones())": "TypeError: index 'w': .* got None; omit the index",
     "updater.step({'w': None}, iter([ones()]))": "TypeError: list_iterator: make a list or dict",
     "updater.load_state_dict({'state': {}, 'param_groups': []})":
         r"CheckpointError: from_torch_state_dict\(\) loads a torch state_dict",
     "updater.statse": "AttributeError: did you mean states?",
     "lr_scheduler.CosineScheduler()": "TypeError: ^CosineScheduler needs max_update$",
-    "fastopt.Trainer([ones()])": r"TypeError: arrays are updated by an Updater: Updater\(optimizer",
+    "Odd().rule": "AttributeError: no attribute 'nothing_of_the_kind'",
+    "fastopt.optimizer('adam', lr=0.1)":
+        r"TypeError: is a module: fastopt.Adam\(...\) or .*create\('adam'",
+    "setattr(updater, 'optimizer', 'adma')": "ValueError: did you mean 'adam'?",
     "fastopt.Updater('sgd', swing=1)": "TypeError: it takes optimizer, loss_scaler, .*, average",
 }  # fmt: skip
 
@@ -358,21 +357,15 @@ def test_a_file_of_another_kind_is_refused_by_name(tmp_path):
         fastopt.Updater("sgd").set_states(path.read_bytes())
 
 
-def table():
-    return fastopt.EmbeddingTable(2, "sgd")
-
-
 MISSPELLED = [
     (fastopt.SGD, "weigth_decay", "did you mean weight_decay"),
     (fastopt.SGD, "nesterov", "NAG is SGD with Nesterov's momentum"),
-    (fastopt.Adam, "step_size", "did you mean learning_rate"),
     (lambda: lr_scheduler.CosineScheduler(9), "base_Ir", "did you mean base_lr"),
     (lambda: fastopt.Updater("sgd"), "clip_globl_norm", "did you mean clip_global_norm"),
     (lambda: fastopt.Updater("sgd"), "weight_decay", "it is an argument of the optimizer"),
     (lambda: fastopt.Trainer([]), "learnin_rate", "did you mean learning_rate"),
     (lambda: fastopt.Trainer([]), "lr", "optimizer_params=.* takes it"),
-    (table, "optimzer", "did you mean optimizer"),
-    (table, "init", "init is an argument of"),
+    (lambda: fastopt.EmbeddingTable(2, "sgd"), "init", "init is an argument of"),
     (amp.LossScaler, "growth_intervall", "did you mean growth_interval"),
     (lambda: Parameter("p", shape=2), "lr_mul", "did you mean lr_mult"),
 ]
@@ -391,12 +384,10 @@ def test_a_misspelled_attribute_is_an_error_that_names_the_right_one(make, name,
 
 
 def test_a_quoted_value_is_one_line_of_bounded_length():
-    assert brief("a\nb") == r"'a\nb'"
-    assert brief(np.eye(2)) == "array([[1., 0.], [0., 1.]])"
     assert brief("x" * (LENGTH - 2)) == f"'{'x' * (LENGTH - 2)}'"
     assert brief("x" * LENGTH) == f"'{'x' * (LENGTH - 1)} ..."
-    words = brief(["word"] * LENGTH)  # cut between words
-    assert words.endswith("'word', ...")
+    words = brief(["a\nb", *["word"] * LENGTH])  # cut between words
+    assert re.fullmatch(r"\['a\\nb', ('word', )+\.\.\.", words)
     assert len(words) <= LENGTH + 4
 
 
@@ -472,16 +463,6 @@ def test_arguments_of_updaters_are_shown_and_passed_on_by_a_users_class():
         type("Plain", (fastopt.Updater,), {})("sgd", averge=1)
 
 
-def test_a_property_that_fails_says_why():
-    class Odd(optimizer.SGD):
-        @property
-        def rule(self):
-            return self.nothing_of_the_kind
-
-    with pytest.raises(AttributeError, match="no attribute 'nothing_of_the_kind'"):
-        _ = Odd().rule
-
-
 @given(st.sampled_from([klass.__name__ for klass in CLASSES if len(klass.__name__) > 4]), st.data())
 def test_one_wrong_letter_is_understood(name, data):
     place = data.draw(st.integers(0, len(name) - 1))
@@ -502,19 +483,16 @@ def used():
 SHOWN = {
     "Updater(Adam(learning_rate=0.1, beta1=0.8, lr_mult={'a': 0.5}, num_update=1), "
     "clip_global_norm=2.0, states=2)": used,
-    "AdaGrad(learning_rate=0.01, eps=0.5, lazy_update=False)": (
-        lambda: fastopt.AdaGrad(eps=0.5, lazy_update=False)
-    ),
+    "AdaGrad(learning_rate=0.01, eps=0.5, lazy_update=False)":
+        lambda: fastopt.AdaGrad(eps=0.5, lazy_update=False),
     "SGD(lr_scheduler=<lambda>)": lambda: fastopt.SGD(lr=lambda n: 0.1),
     "SGD(lr_scheduler=functools.partial": lambda: fastopt.SGD(lr=partial(pow, 2)),
-    "Adam(lr_scheduler=PolyScheduler(max_update=9": (
-        lambda: fastopt.Adam(lr=lr_scheduler.PolyScheduler(9, base_lr=0.5))
-    ),
-    "Trainer(1 parameters, Updater(Adam(learning_rate=0.001), states=0))": (
-        lambda: fastopt.Trainer([Parameter("w", shape=2)], "adam")
-    ),
+    "Adam(lr_scheduler=PolyScheduler(max_update=9":
+        lambda: fastopt.Adam(lr=lr_scheduler.PolyScheduler(9, base_lr=0.5)),
+    "Trainer(1 parameters, Updater(Adam(learning_rate=0.001), states=0))":
+        lambda: fastopt.Trainer([Parameter("w", shape=2)], "adam"),
     "Parameter(name='w', shape=(2,), dtype=float32)": lambda: Parameter("w", shape=2),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("words", SHOWN)
@@ -524,8 +502,7 @@ def test_representations_show_what_is_not_the_default(words):
 
 @every_class
 def test_no_representation_has_an_address(klass):
-    made = quiet(klass, lr_scheduler=lambda n: 0.1, maximize=True)
-    words = repr(fastopt.Updater(made))
+    words = repr(fastopt.Updater(quiet(klass, lr_scheduler=lambda n: 0.1, maximize=True)))
     assert " at 0x" not in words
     assert "maximize=True" in words
     assert repr(klass.__new__(klass)) == f"{klass.__name__}(learning_rate=None)"
@@ -610,27 +587,11 @@ def test_checkers_find_the_planted_mistakes_and_no_other(checker, tmp_path):
     assert len(marked) == 8
 
 
-def test_the_module_of_optimizers_names_what_to_call_instead():
-    with pytest.raises(TypeError, match=r"is a module: fastopt.Adam\(...\) or .*create\('adam'"):
-        fastopt.optimizer("adam", lr=0.1)
-    assert pickle.loads(pickle.dumps(fastopt.optimizer)) is fastopt.optimizer
-
-
-def test_an_optimizer_may_be_assigned_by_its_name():
-    updater = fastopt.Updater("adam")
-    updater.optimizer = "sgd"
-    with pytest.raises(ValueError, match="adma"):
-        updater.optimizer = "adma"
-    assert isinstance(updater.optimizer, fastopt.SGD)
-
-
 def test_completion_lists_what_users_and_authors_call():
     updater = optimizer.Updater("adam")
     of_updater, of_optimizer = ({*dir(made)} for made in (updater, updater.optimizer))
     assert {"step", "save", "load", "info", "optimizer", "states", "averaged"} <= of_updater
     assert {"learning_rate", "beta1", "set_lr_mult", "hyper", "rule"} <= of_optimizer
-    engine = {"parameters", "records", "devices"}
-    assert not of_updater & {*engine, "attribute_advice", "argument_advice"}
-    assert not of_optimizer & {"unlisted", "aliases", "version", "snapshot", "folds", "seen"}
+    assert not (of_updater | of_optimizer) & {"parameters", "records", "aliases", "version"}
     aliases = {"betas", "eps", "weight_decay", "param_idx2name", "sym"}
     assert {*inspect.signature(fastopt.Adam).parameters} - of_optimizer == aliases

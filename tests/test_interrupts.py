@@ -25,36 +25,6 @@ from helpers.lines import at_line
 from helpers.settings import TABLE, Setting, adam
 from helpers.tensor_lists import everything, frozen
 
-ONE_UPDATER = """
-import threading, numpy as np
-from fastopt import optimizer
-updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0, momentum=1.0))
-weights = [np.zeros(40_000), np.zeros((7, 3)), np.zeros(())]
-def work(number):
-    for step in range(60):
-        grads = [np.ones_like(weight) for weight in weights]
-        if (step + number) % 3:
-            updater([0, 1, "c"], grads, weights)
-        else:
-            for index, grad, weight in zip([0, 1, "c"], grads, weights):
-                updater(index, grad, weight)
-threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-print({float(value) for weight in weights for value in weight.ravel()})
-print(updater.optimizer._index_update_count)
-"""
-
-
-@pytest.mark.slow
-def test_threads_that_share_an_updater_take_turns(run_python):
-    total = 240 * 241 / 2
-    assert run_python(ONE_UPDATER).split("\n")[:2] == [
-        f"{{-{total}}}",
-        "{0: 240, 1: 240, 'c': 240}",
-    ]
-
-
 PROGRESS = """
 import sys, threading, time, numpy as np
 from fastopt import optimizer

@@ -17,31 +17,29 @@ def one_line(text):
     return text
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "shown"),
-    [
-        ("", 2, "usage: fastopt.*demo.*info"),
-        ("--help", 0, "usage: fastopt"),
-        ("demo --help", 0, "usage: fastopt"),
-        ("bench --help", 0, "usage: fastopt"),
-        ("--version", 0, f"fastopt {re.escape(fastopt.__version__)}\n$"),
-    ],
-)
+@pytest.mark.parametrize(("command", "code", "shown"), [
+    ("", 2, "usage: fastopt.*demo.*info"),
+    ("--help", 0, "usage: fastopt"),
+    ("demo --help", 0, "usage: fastopt"),
+    ("bench --help", 0, "usage: fastopt"),
+    ("--version", 0, f"fastopt {re.escape(fastopt.__version__)}\n$"),
+])  # fmt: skip
 def test_help_and_version_are_printed(command, code, shown, capsys):
     assert main(command.split()) == code
     assert re.match(shown, capsys.readouterr().out, re.DOTALL)
 
 
-def test_help_shows_the_defaults_of_the_demo(capsys, monkeypatch):
-    asked = []
+def test_the_demo_takes_its_options_and_help_shows_the_defaults(capsys, monkeypatch):
+    asked, half = [], "demo --dtype bfloat16 --no-master --rounding stochastic --learning-rate 1e-4"
     monkeypatch.setattr(demo, "run", asked.append)
-    assert main(["demo"]) == 0
-    assert asked == [demo.Options()]
-    main(["demo", "--help"])
+    for command in ("demo", half, "demo --help"):
+        assert main(command.split()) == 0
+    default, options = demo.Options(), {"no_master": True, "rounding": "stochastic"}
+    assert asked == [default, demo.Options(dtype="bfloat16", learning_rate=0.0001, **options)]
     words = " ".join(capsys.readouterr().out.split())
-    assert f"name of the optimizer, default {asked[0].optimizer}" in words
-    assert f"--epochs N default {asked[0].epochs}" in words
-    assert f"images in a step, default {asked[0].batch_size}" in words
+    assert f"name of the optimizer, default {default.optimizer}" in words
+    assert f"--epochs N default {default.epochs}" in words
+    assert f"images in a step, default {default.batch_size}" in words
 
 
 WRONG = {
@@ -106,16 +104,6 @@ def test_interrupted_process_shows_no_traceback():
     assert process.returncode == 130
     assert err.splitlines()[-1] == "fastopt: interrupted"
     assert "Traceback" not in err
-
-
-def test_demo_of_half_precision_takes_its_options(monkeypatch):
-    asked = []
-    monkeypatch.setattr(demo, "run", asked.append)
-    command = "demo --dtype bfloat16 --no-master --rounding stochastic --learning-rate 1e-4"
-    assert main(command.split()) == 0
-    assert asked == [
-        demo.Options(dtype="bfloat16", no_master=True, rounding="stochastic", learning_rate=0.0001)
-    ]
 
 
 def test_missing_extra_is_one_line_and_exit_code_2(monkeypatch, capsys):

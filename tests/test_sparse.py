@@ -1,6 +1,8 @@
 import copy
 import pickle
 import re
+import sys
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -26,7 +28,7 @@ def tables(draw, dtypes=DTYPES):
     if draw(st.booleans()):
         indices = np.unique(indices)
     values = rng.standard_normal((len(indices), *shape[1:])) * 10.0 ** rng.integers(-3, 4)
-    kind = draw(st.sampled_from([np.int32, np.int64]))
+    kind = draw(st.sampled_from(["i4", "i8", "i1", "u2", "u4", "u8", ">i4", ">i8"]))
     order = draw(st.sampled_from("CF"))
     values = values.astype(draw(st.sampled_from(dtypes)), order=order)
     return RowSparse(values, indices.astype(kind), shape)
@@ -56,7 +58,7 @@ def test_rows_coalesced_rows_and_those_of_the_dense_array_are_one_array(table):
         assert each.shape == table.shape
     assert summed.coalesce() is summed
     np.testing.assert_array_equal(summed.indices, np.unique(table.indices))
-    assert summed.indices.dtype == table.indices.dtype
+    assert summed.indices.dtype == table.indices.dtype in (np.int32, np.int64)
     assert back.coalesce() is back
     assert all((row != 0).any() for row in back.values)
     same_numbers(table.values, before[0])
@@ -105,22 +107,6 @@ def test_arrays_are_kept_without_a_copy():
         assert each.values is values
         assert each.indices is indices
     assert (table.shape, table.ndim, table.dtype) == ((6, 4), 2, values.dtype)
-
-
-@pytest.mark.parametrize("kind", [np.int8, np.uint16, np.uint32, np.uint64, ">i4", ">i8"])
-def test_other_integers_become_int64(kind):
-    table = RowSparse(np.ones(2), np.array([5, 3], kind), 6)
-    assert table.indices.dtype == np.int64
-    np.testing.assert_array_equal(table.indices, [5, 3])
-
-
-@pytest.mark.parametrize("shape", [(0,), (3,), (0, 4), (3, 0), (3, 0, 2), (3, 4)])
-def test_empty_arrays_are_arrays_of_zeros(shape):
-    table = RowSparse(np.zeros((0, *shape[1:]), np.float32), [], shape)
-    np.testing.assert_array_equal(table.to_dense(), np.zeros(shape, np.float32))
-    assert table.coalesce() is table
-    assert (table + table).retain([]).indices.size == 0
-    assert RowSparse.from_dense(np.zeros(shape)).indices.size == 0
 
 
 ONE = np.ones((2, 3))
@@ -201,7 +187,8 @@ def test_values_of_another_dtype_are_copies(rng):
 def test_repr_shows_shape_dtype_and_number_of_rows():
     table = row_sparse_array((np.ones((1, 3), np.float32), [4]), shape=(5, 3))
     assert repr(table) == "<RowSparse of shape (5, 3), float32, 1 indexed row>"
-    assert "0 indexed rows" in repr(table.retain([]))
+    for empty in (table.retain([]), RowSparse(np.ones((0, 3)), [], (5, 3))):
+        assert "0 indexed rows" in repr(empty)
 
 
 @pytest.mark.parametrize("grad", [np.ones((5, 3)), (), scipy.sparse.csc_array((5, 3))], ids=type)
@@ -258,16 +245,9 @@ def test_scipy_arrays_of_one_dimension_are_taken():
         np.testing.assert_array_equal(as_row_sparse(kind(dense), 4).to_dense(), dense)
 
 
-def test_scipy_gradients_are_recognized_without_scipy(run_python):
-    code = """
-import sys
-from types import SimpleNamespace
-import numpy as np
-sys.modules["scipy"] = None
-from fastopt.sparse import as_row_sparse
-indptr, indices, data = np.array([0, 0, 2]), np.array([1, 1]), np.array([0.5, 0.25])
-grad = SimpleNamespace(format="csr", tocsr=None, indptr=indptr, indices=indices, data=data)
-grad.shape, grad.dtype = (2, 3), data.dtype
-print(as_row_sparse(grad, (2, 3)).to_dense().tolist())
-"""
-    assert run_python(code) == "[[0.0, 0.0, 0.0], [0.0, 0.75, 0.0]]\n"
+def test_scipy_gradients_are_recognized_without_scipy(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "scipy"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    grad = SimpleNamespace(format="csr", tocsr=None, shape=(2, 3), dtype=np.dtype(float))
+    grad.indptr, grad.indices, grad.data = map(np.array, ([0, 0, 2], [1, 1], [0.5, 0.25]))
+    assert as_row_sparse(grad, (2, 3)).to_dense().tolist() == [[0, 0, 0], [0, 0.75, 0]]

@@ -51,16 +51,11 @@ def test_updates_averages_groups_and_checkpoints_work_on_the_views(tmp_path):
         np.testing.assert_array_equal(vector[:4], [0.5 * (0.75**2 + 0.875)] * 4)
 
 
-@pytest.mark.parametrize(
-    ("params", "dtype"),
-    [
-        ([np.ones(2, np.float32), np.ones(1, np.float32)], "float32"),
-        ([np.ones(2, np.float32), 1.0], "float64"),
-        ([1, 2], "float64"),
-        ({}, "float64"),
-        (np.ones((2, 2), np.float16), "float16"),
-    ],
-)
+@pytest.mark.parametrize(("params", "dtype"), [
+    ([np.ones(2, np.float32), np.ones(1, np.float32)], "float32"),
+    ([np.ones(2, np.float32), 1.0], "float64"), ([1, 2], "float64"), ({}, "float64"),
+    (np.ones((2, 2), np.float16), "float16"),
+])  # fmt: skip
 def test_the_dtype_is_that_of_a_concatenation(params, dtype):
     vector, _ = flat(params)
     assert vector.dtype.name == dtype

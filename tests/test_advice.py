@@ -133,10 +133,6 @@ def compiled(fn):
     return lambda: fastopt.Updater(Mine())(0, ones(), ones())
 
 
-def takes_an_element(weight, grad, state, h):
-    return weight[0], ()
-
-
 def imports(weight, grad, state, h):
     import math
 
@@ -177,11 +173,11 @@ MISTAKES = {
         r"TypeError: Adam takes no weights, got \[array\(\[\[1., .{70,90}\.\.\. as "
         r"learning_rate; weights",
     "optimizer.SGD(sym=3)": r"TypeError: sym must have attr_dict\(\)",
-    "fastopt.Updater(fastopt.SGD(param_dict={0: 3}))(0, ones(), ones())":
+    "Updater(SGD(param_dict={0: 3}))(0, ones(), ones())":
         "TypeError: index 0: lr_mult of its parameter must be a number, got None",
-    "setattr(sgd := fastopt.SGD(), 'lr_mult', {0: 'x'}) or fastopt.Updater(sgd)(0, ones(), ones())":
+    "setattr(sgd := SGD(), 'lr_mult', {0: 'x'}) or Updater(sgd)(0, ones(), ones())":
         "TypeError: index 0: lr_mult must be a number, got 'x'",
-    "setattr(sgd := fastopt.SGD(), 'lr_scheduler', 0.1) or fastopt.Updater(sgd)(0, ones(), ones())":
+    "setattr(sgd := SGD(), 'lr_scheduler', 0.1) or Updater(sgd)(0, ones(), ones())":
         "TypeError: lr_scheduler must be a function of the number of updates, got 0.1",
     "LossScaler().scale_loss(None)": "TypeError: loss must be a number or an array, got None",
     "waiting().flush(0, [[1.0]])": "TypeError: index 0: weight must be a NumPy array, got list",
@@ -201,12 +197,9 @@ MISTAKES = {
     "[(params := ParameterDict()).get('p', shape=2), params.setattr('name', 2)]":
         "ValueError: has no attribute 'name' that can be set",
     "initializer.Load({1: [2.0]})": "TypeError: param must have names as keys, got 1",
-    "fastopt.Trainer([], 'sgd', 0.1)":
-        "TypeError: optimizer_params must be a dict of arguments, got 0.1",
+    "Trainer([], 'sgd', 0.1)": "TypeError: optimizer_params must be a dict of arguments, got 0.1",
     "Initializer('ones').create_param('w', 3, 2)":
         "TypeError: init_net must be a dict of arrays or None, got 3",
-    "Initializer('ones').create_param('w', None, 2).bind(None)":
-        "TypeError: updater must be an Updater, got NoneType",
     "ReversePseudoFP16Initializer('ones').create_param('w', None, 2).bind(updater, [1])":
         "TypeError: index must be an int, str or bytes",
     "update_initializer(3, None, ('ones', {}))":
@@ -218,7 +211,6 @@ MISTAKES = {
         "TypeError: dump_optimizer must be True or False, got 'run.safetensors'",
     "updater.load_states_dict(updater.states_dict(), 'no')":
         "TypeError: strict must be True or False, got 'no'",
-    "updater.set_states(b'abc')": "CheckpointError: not a safetensors file, or a truncated one",
     r"updater.set_states(b'\x80\x04' + b'\xff' * 99)": "CheckpointError: load_mxnet reads those",
     "(tree := []).append(tree) or checkpoint.dumps(tree)":
         "TypeError: the tree is nested too deeply, or holds itself",
@@ -227,13 +219,10 @@ MISTAKES = {
     "fastopt.rule(hyper=('lr',))(lambda grad, weight, state, h: None)":
         r"TypeError: takes \(weight, grad, state, h, ...\) in this order",
     "scalar(3)": "TypeError: functions of scalars, got 3",
-    "fastopt.rule(hyper=('lr',), passes=[plain])": "TypeError: passes must be pairs of functions",
     "fastopt.rule(hyper=('lr',), passes=[(plain, plain, min)])":
         r"TypeError: \(sums, finish, max\) for the largest numbers",
     "fastopt.rule(hyper=('lr',), row=plain, passes=[(plain, plain)])":
         "TypeError: row cannot be combined with noise or passes",
-    "compiled(takes_an_element)()":
-        r"TypeError: rule takes_an_element cannot be compiled: there is no getitem\(float32",
     "compiled(reads_an_attribute)()":
         "TypeError: rule reads_an_attribute cannot be compiled: Unknown attribute 'size' of type "
         "float32" + PLACE,
@@ -247,30 +236,28 @@ MISTAKES = {
         "TypeError: rule returns_more_or_less cannot be compiled: (Cannot unify .* defined at .*"
         r"\(\d+\)|Can't unify return type from .* types: Tuple.*\))" + PLACE,
     "compiled(imports)()": "TypeError: rule imports cannot be compiled: .*IMPORT_NAME",
-    "fastopt.EmbeddingTable(2, 'sgd').load('table')":
+    "EmbeddingTable(2, 'sgd').load('table')":
         r"TypeError: EmbeddingTable.load\(...\) returns a new object: call it on the class",
     "updater.finish('w')": "ValueError: 'w' is of no parameter; those so far",
-    "fastopt.Updater('lbfgs')": "ValueError: Cannot find optimizer 'lbfgs'; .* scipy.optimize",
-    "fastopt.Updater('sgd', groups={'w': {}}).groups['w'].update(wd=0.1)":
+    "Updater('lbfgs')": "ValueError: Cannot find optimizer 'lbfgs'; .* scipy.optimize",
+    "Updater('sgd', groups={'w': {}}).groups['w'].update(wd=0.1)":
         "TypeError: groups are read-only, and .* = {pattern: {...}, ",
     "fastopt.Adamm": "AttributeError: has no attribute 'Adamm'; did you mean Adam?",
     "fastopt.create": "AttributeError: did you mean optimizer.create?",
     "fastopt.CosineScheduler": "AttributeError: did you mean lr_scheduler.CosineScheduler?",
     "optimizer.create('adamm')": "ValueError: did you mean 'adam'?",
-    "optimizer.create(fastopt.Adam(), lr=1)":
+    "optimizer.create(Adam(), lr=1)":
         r"ValueError: lr must be passed with a name, got the optimizer Adam\(.*set its attributes",
-    "fastopt.Updater(fastopt.Adam)": r"TypeError: got the class Adam: call it, Adam\(\)",
-    "fastopt.Updater(3)": "TypeError: optimizer must be an Optimizer or its name, got 3",
-    "fastopt.Adam(1, lr=1)": f"TypeError: Adam takes lr or learning_rate, {GIVEN}",
-    "fastopt.Adam(betas=(0.9, 0.9), beta2=0.9)": f"TypeError: takes betas or beta2, {GIVEN}",
-    "fastopt.Adam(betas=0.9)": r"TypeError: betas must be a pair \(beta1, beta2\), got 0.9",
-    "fastopt.Adam(betas=(0.9, 1.0))": "ValueError: beta2 must be .* below 1",
-    "fastopt.SGD(betas=(0.9, 0.9))": "TypeError: SGD does not take betas; it takes momentum",
-    "fastopt.RMSProp(momentum=0.9, centered=True)": "ValueError: momentum gamma2=0.9",
-    "fastopt.Adam(beta_1=0.9, b2=0.9)": "TypeError: beta_1, b2; did you mean beta1, beta2?$",
+    "Updater(fastopt.Adam)": r"TypeError: got the class Adam: call it, Adam\(\)",
+    "Updater(3)": "TypeError: optimizer must be an Optimizer or its name, got 3",
+    "Adam(1, lr=1)": f"TypeError: Adam takes lr or learning_rate, {GIVEN}",
+    "Adam(betas=(0.9, 0.9), beta2=0.9)": f"TypeError: takes betas or beta2, {GIVEN}",
+    "Adam(betas=0.9)": r"TypeError: betas must be a pair \(beta1, beta2\), got 0.9",
+    "Adam(betas=(0.9, 1.0))": "ValueError: beta2 must be .* below 1",
+    "SGD(betas=(0.9, 0.9))": "TypeError: SGD does not take betas; it takes momentum",
+    "Adam(beta_1=0.9, b2=0.9)": "TypeError: beta_1, b2; did you mean beta1, beta2?$",
     "fastopt.get_updater('sgd', clip_norm=1)":
         "TypeError: get_updater does not take clip_norm; did you mean clip_global_norm?",
-    "fastopt.EMA(deacy=0.9)": "TypeError: EMA does not take deacy; did you mean decay?",
     "updater('t', (np.array([1]), np.ones((1, 3))), np.ones((3, 3)))":
         r"TypeError: index 't': a row-sparse gradient is \(values, indices\), in this order, "
         r"got int64 values",
@@ -279,29 +266,28 @@ MISTAKES = {
     "Parameter('w', shape=2).initialize(initializer.One)": "TypeError: class One: call it",
     "Parameter('w', shape='2')": "TypeError: an integer or a tuple of integers, got '2'",
     "updater.load_state_dict('a.safetensors')": r"CheckpointError: load\(path\) reads a file",
-    "fastopt.EmbeddingTable(2, 'sgd').lookup([[1], [2, 3]])":
+    "EmbeddingTable(2, 'sgd').lookup([[1], [2, 3]])":
         "TypeError: table 'embedding': ids must be an array of integers, got",
-    "fastopt.EmbeddingTable(2, 'sgd').lookup(None)": "TypeError: at most 64 bits, got None",
-    "fastopt.EmbeddingTable(2, 'sgd').lookup([2**63, -1])": "TypeError: np.array",
-    "fastopt.EmbeddingTable(2, 'sgd').update([1], [[1, 2]])":
+    "EmbeddingTable(2, 'sgd').lookup([2**63, -1])": "TypeError: np.array",
+    "EmbeddingTable(2, 'sgd').update([1], [[1, 2]])":
         "TypeError: grads must have the weight's dtype float32 or another real floating "
         "dtype, got int64",
-    "fastopt.Adam([ones()])": f"TypeError: Adam takes no weights, got .*; {WEIGHTS}",
-    "fastopt.Adam()(0, ones(), ones())": f"TypeError: Adam is not callable; .* {CALL}; .*SciPy",
+    "Adam([ones()])": f"TypeError: Adam takes no weights, got .*; {WEIGHTS}",
+    "Adam()(0, ones(), ones())": f"TypeError: Adam is not callable; .* {CALL}; .*SciPy",
     "fastopt.minimize(abs, 1.0, method='adam')": "TypeError: optimizer takes it",
     "fastopt.minimize(abs, 1.0, constraints=())": r"TypeError: fastopt.scipy_method\(optimizer",
-    "fastopt.Updater(0.1)": "TypeError: its name, got 0.1; lr=0.1 is a learning rate",
-    "fastopt.Adam(lr=lambda n: 1, lr_scheduler=lambda n: 1)": "TypeError: is a schedule already",
-    "fastopt.Adam(lr=lr_scheduler.CosineScheduler)":
+    "Updater(0.1)": "TypeError: its name, got 0.1; lr=0.1 is a learning rate",
+    "Adam(lr=lambda n: 1, lr_scheduler=lambda n: 1)": "TypeError: is a schedule already",
+    "Adam(lr=lr_scheduler.CosineScheduler)":
         "TypeError: must be a function of the number of updates, got the class "
         "CosineScheduler: pass an inst",
-    "setattr(fastopt.Adam(), 'learning_rate', lr_scheduler.CosineScheduler(9))":
+    "setattr(Adam(), 'learning_rate', lr_scheduler.CosineScheduler(9))":
         "TypeError: learning_rate must be a number; assign a schedule to lr_scheduler",
-    "fastopt.SGD(lr=-0.1)": "ValueError: at least 0, got -0.1; maximize=True ascends",
-    "setattr(fastopt.Adam(), 'weight_decay', 0.5)": "AttributeError: set wd",
-    "setattr(fastopt.Adam(), 'betas', (0.1, 0.2))": "AttributeError: set beta1 and beta2",
-    "fastopt.SGD(0.1)": r"UserWarning: SGD\(0.1\) sets momentum, .* write momentum=0.1 or lr=0.1",
-    "fastopt.Adam().momentum": "AttributeError: 'Adam' object has no attribute 'momentum'$",
+    "SGD(lr=-0.1)": "ValueError: at least 0, got -0.1; maximize=True ascends",
+    "setattr(Adam(), 'weight_decay', 0.5)": "AttributeError: set wd",
+    "setattr(Adam(), 'betas', (0.1, 0.2))": "AttributeError: set beta1 and beta2",
+    "SGD(0.1)": r"UserWarning: SGD\(0.1\) sets momentum, .* write momentum=0.1 or lr=0.1",
+    "Adam().momentum": "AttributeError: 'Adam' object has no attribute 'momentum'$",
     "setattr(updater, 'lr', 0.1)": "AttributeError: set updater.optimizer.learning_rate",
     "updater({'w': ones()}, {'w': ones()})": r"TypeError: updater.step\(grads, weights\) takes",
     "updater('w', [ones()], [ones()])": "TypeError: got list; updater.step.* takes nested weights",
@@ -319,7 +305,7 @@ MISTAKES = {
     "fastopt.optimizer('adam', lr=0.1)":
         r"TypeError: is a module: fastopt.Adam\(...\) or .*create\('adam'",
     "setattr(updater, 'optimizer', 'adma')": "ValueError: did you mean 'adam'?",
-    "fastopt.Updater('sgd', swing=1)": "TypeError: it takes optimizer, loss_scaler, .*, average",
+    "Updater('sgd', swing=1)": "TypeError: it takes optimizer, loss_scaler, .*, average",
 }  # fmt: skip
 
 
@@ -332,6 +318,7 @@ def waiting():
 @pytest.mark.parametrize("code", MISTAKES)
 def test_an_error_says_what_to_write(code):
     known = {
+        **{name: getattr(fastopt, name) for name in dir(fastopt) if name[0].isupper()},
         **globals(),
         **vars(amp),
         **vars(checkpoint),
@@ -359,11 +346,8 @@ def test_a_file_of_another_kind_is_refused_by_name(tmp_path):
 
 MISSPELLED = [
     (fastopt.SGD, "weigth_decay", "did you mean weight_decay"),
-    (fastopt.SGD, "nesterov", "NAG is SGD with Nesterov's momentum"),
     (lambda: lr_scheduler.CosineScheduler(9), "base_Ir", "did you mean base_lr"),
-    (lambda: fastopt.Updater("sgd"), "clip_globl_norm", "did you mean clip_global_norm"),
     (lambda: fastopt.Updater("sgd"), "weight_decay", "it is an argument of the optimizer"),
-    (lambda: fastopt.Trainer([]), "learnin_rate", "did you mean learning_rate"),
     (lambda: fastopt.Trainer([]), "lr", "optimizer_params=.* takes it"),
     (lambda: fastopt.EmbeddingTable(2, "sgd"), "init", "init is an argument of"),
     (amp.LossScaler, "growth_intervall", "did you mean growth_interval"),

@@ -12,6 +12,7 @@ import pytest
 from fastopt import arguments, lr_scheduler, optimizer
 from fastopt.checkpoint import CheckpointError, dumps, loads
 from fastopt.optimizer import Optimizer
+from helpers.refusals import check_refused
 from helpers.schedules import EXAMPLES
 
 OPTIMIZERS = {
@@ -29,10 +30,8 @@ def test_every_schedule_and_optimizer_is_tested():
     assert len(OPTIMIZERS) >= 23
 
 
-def test_bounds_are_allowed_but_the_one_to_stay_below():
+def test_bounds_are_allowed():
     assert [arguments.number("x", end, least=0, most=1) for end in (0, 1)] == [0, 1]
-    with pytest.raises(ValueError, match="at least 0, below 1, got 1"):
-        arguments.number("x", 1, least=0, below=1)
 
 
 def refusal(function, *args, **kwargs):
@@ -140,11 +139,10 @@ def test_a_checkpoint_that_lacks_an_attribute_is_refused(name):
         loads(dumps({"states": {}, "optimizer": made}))
 
 
-@pytest.mark.parametrize(
-    ("name", "attribute"),
-    [("adam", "native"), ("nadam", "per_index")]
-    + [("sgd", each) for each in ("forms", "update", "param_dict", "learning_rate", "__class__")],
-)
+HIDING = "forms", "update", "param_dict", "learning_rate", "native", "__class__"
+
+
+@pytest.mark.parametrize(("name", "attribute"), [("nadam", "per_index"), *product(["sgd"], HIDING)])
 def test_no_attribute_of_a_checkpoint_hides_one_of_the_class(name, attribute):
     updater = optimizer.get_updater(optimizer.create(name))
     saved = updater.states_dict()
@@ -155,20 +153,17 @@ def test_no_attribute_of_a_checkpoint_hides_one_of_the_class(name, attribute):
     assert vars(updater.optimizer) == before
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"sparse_decay": "catch_up"}, "needs decoupled decay"),
-        ({"sparse_decay": "dense", "lazy_update": False}, "needs lazy updates"),
-        ({"lr_scheduler": 3}, "lr_scheduler must be a function"),
-        ({"num_update": 2**63}, "num_update must be at most"),
-        ({"_index_update_count": {0: -1}}, r"_index_update_count\[0\] must be at least 0"),
-        ({"_index_update_count": [1]}, "_index_update_count must be a table"),
-        ({"lr_mult": {"a": math.inf}}, r"lr_mult\['a'\] must be a finite number"),
-        ({"sym_info": ({"a": {"__lr_mult__": "x"}}, ["a"])}, "could not convert"),
-        ({"sym_info": "ab"}, "sym_info must be a pair"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"sparse_decay": "catch_up"}, "needs decoupled decay"),
+    ({"sparse_decay": "dense", "lazy_update": False}, "needs lazy updates"),
+    ({"lr_scheduler": 3}, "lr_scheduler must be a function"),
+    ({"num_update": 2**63}, "num_update must be at most"),
+    ({"_index_update_count": {0: -1}}, r"_index_update_count\[0\] must be at least 0"),
+    ({"_index_update_count": [1]}, "_index_update_count must be a table"),
+    ({"lr_mult": {"a": math.inf}}, r"lr_mult\['a'\] must be a finite number"),
+    ({"sym_info": ({"a": {"__lr_mult__": "x"}}, ["a"])}, "could not convert"),
+    ({"sym_info": "ab"}, "sym_info must be a pair"),
+])  # fmt: skip
 def test_attributes_of_a_checkpoint_fit_together(changes, words):
     updater = optimizer.get_updater(optimizer.SGD())
     saved = updater.states_dict()
@@ -220,11 +215,9 @@ class Plain(Optimizer):
 def test_a_class_of_the_users_needs_no_descriptions():
     old, new = Plain(wd=0.5), Plain()
     old.words, old.anything = {"b": math.nan}, np.arange(3)
-    updater = optimizer.get_updater(new)
-    updater.load_states_dict(optimizer.get_updater(old).states_dict())
+    optimizer.get_updater(new).load_states_dict(optimizer.get_updater(old).states_dict())
     assert (new.damping, new.step_sizes, new.wd) == (0.25, {0: (1, None)}, 0.5)
-    assert math.isnan(new.words["b"])
-    np.testing.assert_array_equal(new.anything, np.arange(3))
+    np.testing.assert_equal((new.words, new.anything), (old.words, old.anything))
 
 
 @pytest.mark.parametrize("name", ["rule", "hyper"])
@@ -256,35 +249,26 @@ def test_a_class_of_the_users_may_describe_its_arguments():
     made = Described(power=3)
     with pytest.raises(TypeError, match="wd must be a number"):
         made.wd = "x"
-    saved = optimizer.get_updater(made).states_dict()
-    saved["attributes"]["power"] = 0
-    with pytest.raises(CheckpointError, match="Described: power must be"):
-        optimizer.get_updater(made).load_states_dict(saved)
     with pytest.raises(TypeError, match=r"Wrong\.arguments must map names to descriptions"):
         type("Wrong", (Optimizer,), {"arguments": {"power": 3}})
 
 
-@pytest.mark.parametrize(
-    ("check", "value", "error", "words"),
-    [
-        (arguments.Real(), Fraction(10**400), ValueError, "must be in the range of float64"),
-        (arguments.Integer(most=3), 4, ValueError, "must be at most 3, got 4"),
-        (arguments.ListOf(arguments.FLAG), [True, 1], TypeError, r"x\[1\] must be True or"),
-        (arguments.ListOf(arguments.FLAG), (), TypeError, "x must be a list"),
-        (arguments.TableOf(arguments.Real()), {0: "a"}, TypeError, r"x\[0\] must be a number"),
-        (arguments.TableOf(arguments.Real()), {(): 1}, TypeError, "x must have indices or names"),
-        (arguments.TableOf(arguments.Real()), [], TypeError, "x must be a table"),
-        (arguments.Choice("a"), [], ValueError, r"x must be one of \('a',\), got \[\]"),
-    ],
-)
-def test_descriptions_say_what_they_want(check, value, error, words):
-    with pytest.raises(error, match=words):
-        check("x", value)
+WRONG = {
+    "Real()('x', Fraction(10**400))": "ValueError: must be in the range of float64",
+    "Real(least=0, below=1)('x', 1)": "ValueError: at least 0, below 1, got 1",
+    "Integer(most=3)('x', 4)": "ValueError: must be at most 3, got 4",
+    "ListOf(FLAG)('x', [True, 1])": r"TypeError: x\[1\] must be True or",
+    "ListOf(FLAG)('x', ())": "TypeError: x must be a list",
+    "TableOf(Real())('x', {0: 'a'})": r"TypeError: x\[0\] must be a number",
+    "TableOf(Real())('x', {(): 1})": "TypeError: x must have indices or names",
+    "TableOf(Real())('x', [])": "TypeError: x must be a table",
+    "Choice('a')('x', [])": r"ValueError: x must be one of \('a',\), got \[\]",
+}
 
 
-@pytest.mark.parametrize("scale", [math.inf, math.nan])
-def test_a_rescaling_may_overflow(scale):
-    np.testing.assert_equal(optimizer.SGD(rescale_grad=scale).rescale_grad, scale)
+@pytest.mark.parametrize("code", WRONG)
+def test_descriptions_say_what_they_want(code):
+    check_refused(code, WRONG[code], {**vars(arguments), "Fraction": Fraction})
 
 
 class Listed(Optimizer):

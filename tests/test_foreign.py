@@ -131,15 +131,6 @@ def test_the_results_are_those_of_numpy(name, data):
 
 
 @versioned
-@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
-def test_nothing_is_prepared_again_for_the_arrays_of_others(wrap, unrecorded):
-    updater, weight = adam(), wrap(np.ones(2, np.float32))
-    for _ in range(4):
-        updater(0, wrap(np.ones(2, np.float32)), weight)
-    assert not unrecorded
-
-
-@versioned
 def test_an_array_whose_memory_has_moved_is_looked_at_again():
     updater = optimizer.Updater(optimizer.SGD(learning_rate=1.0))
     weight, first = Exported(np.ones(2)), None

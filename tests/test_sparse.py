@@ -107,6 +107,8 @@ def test_arrays_are_kept_without_a_copy():
         assert each.values is values
         assert each.indices is indices
     assert (table.shape, table.ndim, table.dtype) == ((6, 4), 2, values.dtype)
+    for kind in ("i1", "u2", "u4", "u8", ">i4"):
+        assert RowSparse(np.ones(2), np.array([5, 3], kind), 6).indices.dtype == np.int64
 
 
 ONE = np.ones((2, 3))

@@ -4,9 +4,11 @@ import doctest
 import importlib
 import sys
 
+import numpy as np
 import pytest
 
 import fastopt.adapters
+from helpers.refusals import check_refused
 
 
 @pytest.mark.parametrize("name", sorted(fastopt.adapters._MODULES))
@@ -24,6 +26,27 @@ def test_names_are_listed_and_suggested():
     assert set(fastopt.adapters._MODULES) <= set(dir(fastopt.adapters))
     with pytest.raises(AttributeError, match="did you mean MLPClassifier"):
         fastopt.adapters.MLPClasifier  # noqa: B018
+
+
+WRONG = {
+    "ThincOptimizer(beta_1=0.8)": "TypeError: did you mean beta1",
+    "ThincOptimizer('adamm')": "ValueError: Cannot find optimizer",
+    "MLPClassifier(optimizer='adamm').fit([[0]], [0])": "ValueError: Cannot find optimizer 'adamm'",
+    "MLPClassifier(optimizer=3).fit([[0]], [0])": "TypeError: must be an Optimizer or its name",
+    "RiverOptimizer().averaged({})": "ValueError: Adam has no averages: predict with the weights",
+    "RiverOptimizer('muon')": "ValueError: single features, and Muon updates whole arrays",
+    "RiverOptimizer().step(ones, ones)": "TypeError: by the names of their features",
+    "RiverOptimizer().step({'a': ones}, {'a': ones})":
+        "TypeError: latent factors need an optimizer of river",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", WRONG)
+def test_misuse_is_explained(code):
+    name = code.partition("(")[0]
+    module = fastopt.adapters._MODULES[name]
+    pytest.importorskip({"scikit_learn": "sklearn"}.get(module, module))
+    check_refused(code, WRONG[code], {name: getattr(fastopt.adapters, name), "ones": np.ones(2)})
 
 
 @pytest.mark.parametrize("module", ["pennylane", "river", "scikit_learn", "thinc"])

@@ -28,15 +28,13 @@ def trained(optimizer, data):
     return model.weights
 
 
+RATE = optim.schedulers.InverseScaling(0.1, 0.5)
 PAIRS = {
     "Adam": (lambda: optim.Adam(0.1), lambda: RiverOptimizer("adam", 0.1)),
     "SGD": (lambda: optim.SGD(0.1), lambda: RiverOptimizer(fastopt.SGD(lr=0.1))),
     "AdaGrad": (lambda: optim.AdaGrad(0.1), lambda: RiverOptimizer("adagrad", 0.1, eps=1e-8)),
     "RMSProp": (lambda: optim.RMSProp(0.1), lambda: RiverOptimizer("rmsprop", 0.1, eps=1e-8)),
-    "scheduler": (
-        lambda: optim.Adam(optim.schedulers.InverseScaling(0.1, 0.5)),
-        lambda: RiverOptimizer("adam", optim.schedulers.InverseScaling(0.1, 0.5)),
-    ),
+    "scheduler": (lambda: optim.Adam(RATE), lambda: RiverOptimizer("adam", RATE)),
 }
 
 
@@ -98,16 +96,3 @@ def test_averages_are_those_of_an_updater_of_all_features(same):
         expected = {**dict(zip(names, whole.tolist(), strict=True)), "later": 3.0}
     assert found == pytest.approx(expected)
     assert weights == before != found
-
-
-def test_misuse_is_explained():
-    with pytest.raises(ValueError, match="Adam has no averages: predict with the weights"):
-        RiverOptimizer().averaged({})
-    with pytest.raises(ValueError, match="single features, and Muon updates whole arrays"):
-        RiverOptimizer("muon")
-    optimizer, ones = RiverOptimizer(), np.ones(2)
-    with pytest.raises(TypeError, match="by the names of their features"):
-        optimizer.step(ones, ones)
-    with pytest.raises(TypeError, match="latent factors need an optimizer of river"):
-        optimizer.step({"a": ones}, {"a": ones})
-    assert optimizer.n_iterations == 0

@@ -9,13 +9,9 @@ from thinc.api import fix_random_seed
 
 from fastopt.adapters import ThincOptimizer
 
-BAG = {
-    "@architectures": "spacy.TextCatBOW.v3",
-    "exclusive_classes": True,
-    "ngram_size": 1,
-    "no_output_layer": False,
-    "length": 5_000,
-}
+BAG = {"@architectures": "spacy.TextCatBOW.v3", "exclusive_classes": True, "ngram_size": 1}
+BAG |= {"no_output_layer": False, "length": 5_000}
+RATES = {"warmup_steps": 2, "total_steps": 10, "initial_rate": 0.01}
 TEXTS = [("what a good film", "good"), ("a bad book", "bad"), ("good food", "good")]
 TEXTS += [("bad weather", "bad"), ("this is bad", "bad"), ("I like good music", "good")]
 CATS = ("good", "bad")
@@ -33,12 +29,7 @@ def test_a_configuration_of_spacy_names_an_optimizer_that_learns():
     config["training"]["optimizer"] = {
         "@optimizers": "fastopt.v1",
         "optimizer": "adamw",
-        "learn_rate": {
-            "@schedules": "warmup_linear.v1",
-            "warmup_steps": 2,
-            "total_steps": 10,
-            "initial_rate": 0.01,
-        },
+        "learn_rate": {"@schedules": "warmup_linear.v1", **RATES},
         "options": {"wd": 0.01},
     }
     nlp = spacy.util.load_model_from_config(config, auto_fill=True)

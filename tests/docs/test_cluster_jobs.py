@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastopt.distributed import ShardedUpdater, run_threads
+from fastopt.distributed import run_threads
 from helpers.paths import DOCS, ROOT
 from helpers.processes import run
 
@@ -58,28 +58,6 @@ def resumed(train, tmp_path):
 def test_a_job_of_threads_resumes(resumed, train):
     assert [step for step, _ in train(2, resumed / "model", 12)] == [12, 12]
     check_weights(train, resumed / "model", resumed / "straight")
-
-
-def test_a_job_that_is_killed_goes_on_from_its_last_checkpoint(train, tmp_path, monkeypatch):
-    module = importlib.import_module("train")
-    steps = []
-
-    class Killed(ShardedUpdater):
-        def __call__(self, *arguments):
-            steps.append(self.optimizer.num_update)
-            if len(steps) == 11:
-                raise KeyboardInterrupt
-            super().__call__(*arguments)
-
-    monkeypatch.setattr(module, "SAVE_EVERY", 4)
-    ((_, straight),) = train(1, tmp_path / "straight", 14)
-    monkeypatch.setattr(module, "ShardedUpdater", Killed)
-    with pytest.raises(KeyboardInterrupt):
-        train(1, tmp_path / "model", 14)
-    ((_, ours),) = train(1, tmp_path / "model", 14)
-    assert steps[10:] == [10, *range(8, 14)]
-    for name, weight in straight.items():
-        np.testing.assert_array_equal(ours[name], weight)
 
 
 def check_weights(train, path, straight):

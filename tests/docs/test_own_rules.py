@@ -29,52 +29,55 @@ def written():
     return namespace
 
 
-@pytest.mark.slow
-def test_mars_with_both_gradients(written):
-    made = written["ExactMARS"](learning_rate=0.1)
-    updater, weight, exact = optimizer.get_updater(made), np.ones(5), np.ones(5)
-    mean = var = np.zeros(5)
+def mars():
+    exact, mean, var = np.ones(5), 0, 0
     for t, (grad, old) in enumerate(PAIRS, 1):
-        updater(0, grad, weight, extra=old)
         ahead = grad + 0.025 * 0.9 / (1 - 0.9) * (grad - old)
         mean, var = 0.9 * mean + 0.1 * ahead, 0.999 * var + 0.001 * ahead**2
         rate = 0.1 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
-        exact = exact - rate * mean / (np.sqrt(var) + 1e-8)
-        np.testing.assert_allclose(weight, exact, rtol=1e-12)
+        yield (exact := exact - rate * mean / (np.sqrt(var) + 1e-8))
 
 
-@pytest.mark.slow
-def test_spam(written):
-    made = written["SPAM"](learning_rate=0.1)
-    made.bound, made.period = 2.0, 3
-    updater, weight, exact = optimizer.get_updater(made), np.ones(5), np.ones(5)
-    mean = var = np.zeros(5)
-    for t, (grad, _) in enumerate(PAIRS, 1):
-        updater(0, grad, weight)
+def spam():
+    exact, mean, var = np.ones(5), 0, 0
+    for t, (grad, _) in enumerate(PAIRS):
         limit = np.sqrt(2.0 * var)
         spiking = (limit > 0) & (abs(grad) > limit)
         grad = np.where(spiking, np.sign(grad) * limit, grad)
-        if t % 3 == 1:
-            mean = var = np.zeros(5)
+        if t % 3 == 0:
+            mean = var = 0
         mean, var = 0.9 * mean + 0.1 * grad, 0.999 * var + 0.001 * grad**2
-        since = (t - 1) % 3 + 1
-        rate = 0.1 * np.sqrt(1 - 0.999**since) / (1 - 0.9**since)
-        exact = exact - rate * mean / (np.sqrt(var) + 1e-8)
-        np.testing.assert_allclose(weight, exact, rtol=1e-12)
+        rate = 0.1 * np.sqrt(1 - 0.999 ** (t % 3 + 1)) / (1 - 0.9 ** (t % 3 + 1))
+        yield (exact := exact - rate * mean / (np.sqrt(var) + 1e-8))
+
+
+def sophia():
+    exact, mean, curvature = np.ones(5), 0, 0
+    for t, (grad, estimate) in enumerate(PAIRS):
+        mean = 0.96 * mean + 0.04 * grad
+        if t % 2 == 0:
+            curvature = 0.9 * curvature + 0.1 * estimate
+        step = np.clip(mean / np.maximum(0.7 * curvature, 1e-12), -1, 1)
+        yield (exact := exact - 0.1 * step - 0.1 * 0.5 * exact)
+
+
+WRITTEN = {
+    "ExactMARS": (mars, {}, {}, True),
+    "SPAM": (spam, {}, {"bound": 2.0, "period": 3}, False),
+    "Sophia": (sophia, {"wd": 0.5, "gamma": 0.7, "interval": 2, "beta2": 0.9}, {}, True),
+}
+"""Weights by the paper, arguments and attributes, and whether the second numbers are given."""
 
 
 @pytest.mark.slow
-def test_sophia(written):
-    made = written["Sophia"](learning_rate=0.1, wd=0.5, gamma=0.7, interval=2, beta2=0.9)
-    updater, weight, exact = optimizer.get_updater(made), np.ones(5), np.ones(5)
-    mean = curvature = np.zeros(5)
-    for t, (grad, estimate) in enumerate(PAIRS, 1):
-        updater(0, grad, weight, extra=estimate)
-        mean = 0.96 * mean + 0.04 * grad
-        if t % 2 == 1:
-            curvature = 0.9 * curvature + 0.1 * estimate
-        step = np.clip(mean / np.maximum(0.7 * curvature, 1e-12), -1, 1)
-        exact = exact - 0.1 * step - 0.1 * 0.5 * exact
+@pytest.mark.parametrize("name", WRITTEN)
+def test_weights_are_those_of_the_paper(written, name):
+    by_paper, arguments, attributes, has_extra = WRITTEN[name]
+    made, weight = written[name](learning_rate=0.1, **arguments), np.ones(5)
+    vars(made).update(attributes)
+    updater = optimizer.get_updater(made)
+    for (grad, extra), exact in zip(PAIRS, by_paper(), strict=True):
+        updater(0, grad, weight, **({"extra": extra} if has_extra else {}))
         np.testing.assert_allclose(weight, exact, rtol=1e-12)
 
 
@@ -93,10 +96,8 @@ def test_aggmo_has_a_slot_for_each_momentum(written, betas):
 
 
 def test_the_guide_lists_the_names_that_fields_cannot_have():
-    listed = (
-        PAGE.read_text("utf-8").partition("attributes of NumPy's arrays")[2].partition("Slots")[0]
-    )
-    names = set(re.findall(r"`(\w+)`", listed))
+    after = PAGE.read_text("utf-8").partition("attributes of NumPy's arrays")[2]
+    names = set(re.findall(r"`(\w+)`", after.partition("Slots")[0]))
     assert names >= {name for name in dir(np.recarray) if not name.startswith("_")}
     with pytest.raises(TypeError, match="'size' is an attribute of NumPy records"):
         fastopt.rule(hyper=("lr", "size"))

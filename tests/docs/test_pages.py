@@ -1,6 +1,7 @@
 """The documentation: its code runs, and its lists are complete."""
 
 import doctest
+import importlib
 import json
 import os
 import re
@@ -16,21 +17,17 @@ from fastopt import lr_scheduler, optimizer
 from helpers import defaults
 from helpers.cases import CASES, OF_MATRICES, kept
 from helpers.pages import blocks, printed
-from helpers.paths import ROOT
+from helpers.paths import DOCS, ROOT
 from helpers.processes import run
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES.remove(ROOT / "docs" / "cuda.md")  # see tests/gpu
-WORKED = ROOT / "docs" / "add-an-optimizer.md"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES.remove(DOCS / "cuda.md")  # see tests/gpu
+WORKED = DOCS / "add-an-optimizer.md"
 QUOTING = ("recipes.md", "torch.md")
 """Pages whose code has tests of its own: it quotes scripts, or needs torch (tests/pytorch)."""
-FIRST_READ = (str(ROOT / "README.md"), str(ROOT / "docs" / "quick-start.md"))
+FIRST_READ = (str(ROOT / "README.md"), str(DOCS / "quick-start.md"))
 """What a newcomer sees first."""
-
-
-def test_every_page_is_found():
-    names = {page.name for page in PAGES}
-    assert {"README.md", "add-an-optimizer.md", "mxnet-differences.md", "performance.md"} <= names
+ALL = {case.name for case in CASES} | {*OF_MATRICES}
 
 
 @pytest.mark.usefixtures("registries")
@@ -61,7 +58,7 @@ def test_code_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
 def test_a_pool_that_forks_after_an_update_trains_in_its_workers(run_python):
-    page = ROOT / "docs" / "loops.md"
+    page = DOCS / "loops.md"
     train = next(code for _, code in blocks(page, "python") if "def train(" in code)
     ((_, pool),) = blocks(page, "py")
     code = "\n".join([next(blocks(page, "python"))[1], train, pool])
@@ -69,11 +66,9 @@ def test_a_pool_that_forks_after_an_update_trains_in_its_workers(run_python):
 
 
 def test_the_table_of_defaults_is_that_of_the_signatures():
-    text = (ROOT / "docs" / "formulas.md").read_text(encoding="utf-8")
-    found = re.findall(
-        r"^\| `(\w+)` \| (`\w+`) \| (\S+) \| (\S+) \| (`\S+`) \|$", text, re.MULTILINE
-    )
-    assert found == list(defaults.rows())
+    text = (DOCS / "formulas.md").read_text(encoding="utf-8")
+    row = re.compile(r"^\| `(\w+)` \| (`\w+`) \| (\S+) \| (\S+) \| (`\S+`) \|$", re.MULTILINE)
+    assert row.findall(text) == list(defaults.rows())
 
 
 def anchors(page):
@@ -97,14 +92,8 @@ def test_links_lead_somewhere():
                 assert anchor in anchors(path), f"{page.name}: {target}#{anchor}"
 
 
-def test_a_page_lists_every_optimizer_of_the_library():
-    text = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
-    assert sorted(listed) == sorted({case.name for case in CASES} | {*OF_MATRICES})
-
-
 def test_the_page_of_ranks_lists_the_optimizers_with_sums_of_whole_tensors():
-    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+    page = (DOCS / "distributed.md").read_text(encoding="utf-8")
     listed = next(line for line in page.split("\n- ") if "sums of whole tensors" in line)
     for case in CASES:
         made = case.make()
@@ -113,10 +102,11 @@ def test_the_page_of_ranks_lists_the_optimizers_with_sums_of_whole_tensors():
             assert all(name in listed for name in variants or [type(made).__name__]), case
 
 
-def test_the_table_of_optimizers_says_which_states_are_coded():
-    text = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
+def test_the_table_lists_every_optimizer_and_says_which_states_are_coded():
+    text = (DOCS / "optimizers.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\| (yes)? ?\|", text, re.MULTILINE)
     coded, others = set(), set()
+    assert sorted(name for name, _ in rows) == sorted({*ALL})
     for name, _ in rows:
         made = optimizer.create(name) if name != "ccsgd" else optimizer.SGD(momentum=0.9)
         if hasattr(made, "momentum") and made.native:
@@ -128,49 +118,42 @@ def test_the_table_of_optimizers_says_which_states_are_coded():
 
 
 def test_pages_count_the_optimizers():
-    names = {
-        klass for klass in optimizer.opt_registry.values() if klass.__module__[:8] == "fastopt."
-    }
-    count = len(names - {optimizer.Test, optimizer.ccSGD})
-    for page, words in {
-        "README.md": f"Adam, SGD and {count - 2} other optimizers",
-        "docs/index.md": f"Adam, SGD and {count - 2} other optimizers",
-        "docs/quick-start.md": f"[All {count} optimizers]",
-        "docs/coming-from.md": f"| optimizers | [{count}](optimizers.md) |",
-    }.items():
+    count = len(ALL - {"test", "ccsgd"})
+    for page, words in (
+        ("README.md", f"Adam, SGD and {count - 2} other optimizers"),
+        ("README.md", f"[{count}](docs/optimizers.md)"),
+        ("docs/index.md", f"Adam, SGD and {count - 2} other optimizers"),
+        ("docs/index.md", f"All {count}, and which"),
+        ("docs/quick-start.md", f"[All {count} optimizers]"),
+        ("docs/coming-from.md", f"| optimizers | [{count}](optimizers.md) |"),
+    ):
         assert words in " ".join((ROOT / page).read_text(encoding="utf-8").split())
-    assert f"All {count}, and which" in (ROOT / "docs/index.md").read_text(encoding="utf-8")
-    assert f"[{count}](docs/optimizers.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_schedules_page_lists_every_schedule_of_the_library():
-    text = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
-    library = {
-        name
-        for name, klass in lr_scheduler.scheduler_registry.items()
-        if klass.__module__.startswith("fastopt.")
-    }
-    assert set(re.findall(r"^\| `(\w+)\(", text, re.MULTILINE)) == library
+    text = (DOCS / "schedules.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)\(", text, re.MULTILINE)
+    assert {*listed} == {*lr_scheduler.scheduler_registry}
 
 
 def test_differences_page_mentions_every_quirk_that_the_recorded_cases_show():
     manifest = json.loads((ROOT / "tests" / "golden" / "manifest.json").read_text())
     cases = manifest["optimizer_cases"] + manifest["lr_scheduler_cases"]
     quirks = {case.get("quirk") for case in cases} - {None}
-    text = (ROOT / "docs" / "mxnet-differences.md").read_text(encoding="utf-8")
+    text = (DOCS / "mxnet-differences.md").read_text(encoding="utf-8")
     assert len(quirks) > 25
     assert quirks - set(re.findall(r"`(Q-[A-Z0-9.-]+)`", text)) == set()
 
 
 @pytest.mark.filterwarnings("ignore:.* replaces base_lr=7.0 of FactorScheduler")
 def test_default_rates_are_those_that_the_schedules_page_lists():
-    text = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
+    text = (DOCS / "schedules.md").read_text(encoding="utf-8")
     (listed,) = re.findall(r"^These classes have a default rate: (.*?)\.$", text, re.M | re.S)
     said = {}
     for names, rate in re.findall(r"([\w,\s]+?)\s\(([\d.]+)\)", listed):
         said |= dict.fromkeys(re.findall(r"\w+", names.lower()), float(rate))
     actual = {}
-    for name in {case.name for case in CASES} - {"ccsgd"} | {*OF_MATRICES}:
+    for name in ALL - {"ccsgd"}:
         schedule = lr_scheduler.FactorScheduler(step=1, base_lr=7.0)
         rate = optimizer.create(name, lr_scheduler=schedule).learning_rate
         if rate != 7:
@@ -203,12 +186,46 @@ def test_worked_example_passes_the_tests_of_the_library(tmp_path):
 
 
 def test_index_leads_to_every_page():
-    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    trees = re.findall(
-        r"^```\{toctree\}\n(?::[^\n]*\n)+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
-    )
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    trees = re.findall(r"^```\{toctree\}\n(?::[^\n]*\n)+\n(.*?)^```$", text, re.M | re.S)
     entries = [entry for tree in trees for entry in tree.splitlines()]
     assert len(trees) == text.count(":caption: ")
     for page in PAGES[1:]:
         if page.stem != "index":
             assert any(fnmatch(page.stem, entry) for entry in entries), page.name
+
+
+EXAMPLES = {
+    "nearest_words": ("sparse-embeddings.md", r"^exception +.*\b(clause|handler|raise|raised)\b"),
+    "recommend": ("embedding-tables.md", r"^epoch 5: 1[345]\.\d%"),
+}
+"""The page of each example, and what it prints."""
+
+
+def test_every_example_is_included_in_its_page():
+    assert {path.stem for path in (DOCS / "examples").glob("*.py")} == {*EXAMPLES}
+    for name, (page, _) in EXAMPLES.items():
+        text = (DOCS / page).read_text(encoding="utf-8")
+        assert f"```{{literalinclude}} examples/{name}.py\n" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_run_and_find_what_they_should(name):
+    done = run(sys.executable, "-W", "error", DOCS / "examples" / f"{name}.py")
+    assert re.search(EXAMPLES[name][1], done.stdout, re.MULTILINE), done.stdout
+
+
+def test_links_anchors_and_pictures_of_the_site_that_are_missing_are_named(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    good = '<p id="top"><a href="b/c.html?v=1#down"></a><a href="#top"></a><a href="//x.org/y"></a>'
+    (tmp_path / "a.html").write_text(f'{good}<a href="https://x.org/#y"></a><img src="p%20q.png">')
+    (tmp_path / "p q.png").write_bytes(b"")
+    for folder in ("b", "_static"):
+        (tmp_path / folder).mkdir()
+    bad = ["../a.html#bottom", "../d.html", "lost.png", "#up"]
+    links = "".join(f'<a href="{link}"></a>' for link in bad) + '<img src="lost.png">'
+    (tmp_path / "b" / "c.html").write_text(f'<p id="down"><a href="../a.html#top"></a>{links}')
+    (tmp_path / "_static" / "template.html").write_text('<a href="nowhere"></a>')
+    found = sorted(importlib.import_module("check_site").broken_links(tmp_path))
+    assert found == sorted(f"b/c.html: {link}" for link in bad)

@@ -27,10 +27,12 @@ def words(path):
     return re.findall(r"<text [^>]*>([^<]*)</text>", path.read_text(encoding="utf-8"))
 
 
-def shown(files, page, folder):
-    """Light pictures of a page and their words, which are those of the dark ones."""
+def shown(draw, files, page, folder):
+    """Light pictures of a page, drawn anew, and their words, which are those of the dark ones."""
+    draw(folder)
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     for light, dark in zip(files(), files("dark"), strict=True):
-        assert f"]({light})" in page
+        assert f"]({light})" in text
         assert words(folder / light) == words(folder / dark)
         yield light, words(folder / light)
 
@@ -53,22 +55,14 @@ def test_the_words_of_the_comparison_have_its_numbers(pictures, page):
 
 
 def test_every_schedule_is_drawn_and_shown(pictures, tmp_path):
-    library = {
-        name
-        for name, klass in lr_scheduler.scheduler_registry.items()
-        if klass.__module__.startswith("fastopt.")
-    }
-    assert set(pictures.drawn_schedules()) == library
-    pictures.draw_schedules(tmp_path)
-    page = (DOCS / "schedules.md").read_text(encoding="utf-8")
-    for light, drawn in shown(pictures.schedule_files, page, tmp_path):
+    assert {*pictures.drawn_schedules()} == {*lr_scheduler.scheduler_registry}
+    of_schedules = pictures.draw_schedules, pictures.schedule_files
+    for light, drawn in shown(*of_schedules, "schedules", tmp_path):
         assert drawn[-1] == Path(light).stem.removesuffix("-light")
 
 
 def test_errors_in_8_bits_are_drawn_and_shown(pictures, tmp_path):
-    pictures.draw_codes(tmp_path)
-    page = (DOCS / "8-bit-state.md").read_text(encoding="utf-8")
-    for _, drawn in shown(pictures.code_files, page, tmp_path):
+    for _, drawn in shown(pictures.draw_codes, pictures.code_files, "8-bit-state", tmp_path):
         assert {"m alone, linear", "√v, as stored", "√v, linear"} <= {*drawn}
     errors = {name: dict(zip(*pair, strict=True)) for name, pair in pictures.code_errors().items()}
     assert all(error[1.0] < 1e-6 for error in errors.values())
@@ -77,21 +71,19 @@ def test_errors_in_8_bits_are_drawn_and_shown(pictures, tmp_path):
 
 
 def test_the_comparison_of_optimizers_is_drawn_and_shown(pictures, tmp_path):
-    pictures.draw_compared(tmp_path)
-    page = (DOCS / "which-optimizer.md").read_text(encoding="utf-8")
     found = json.loads(pictures.COMPARED.read_text(encoding="utf-8"))
     titles = pictures.losses_title(found), pictures.profiles_title(found)
-    files = shown(pictures.compared_files, page, tmp_path)
+    of_runs = pictures.draw_compared, pictures.compared_files
+    files = shown(*of_runs, "which-optimizer", tmp_path)
     for (_, drawn), title in zip(files, titles, strict=True):
         assert title in drawn
         assert any("Muon" in each for each in drawn)
 
 
 def test_the_layers_are_those_of_the_page(pictures, tmp_path):
-    pictures.draw_layers(tmp_path)
-    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    for _, drawn in shown(pictures.layer_files, page, tmp_path):
-        for name, modules in pictures.layers(page).items():
+    layers = pictures.layers((DOCS / "architecture.md").read_text(encoding="utf-8"))
+    for _, drawn in shown(pictures.draw_layers, pictures.layer_files, "architecture", tmp_path):
+        for name, modules in layers.items():
             assert {name, *modules} <= {*" ".join(drawn).split()}
 
 

@@ -37,13 +37,10 @@ def test_each_updater_starts_at_zero(name):
     assert in_turn([again]) == apart[:1]
 
 
-USES = {
-    "group": lambda other: fastopt.Updater(optimizer.Adam(), groups={"w": {"optimizer": other}}),
-    "fallback": lambda other: fastopt.Updater(optimizer.Muon(fallback=other, fallback_for="w")),
-}
-
-
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("use", [
+    lambda other: fastopt.Updater(optimizer.Adam(), groups={"w": {"optimizer": other}}),
+    lambda other: fastopt.Updater(optimizer.Muon(fallback=other, fallback_for="w")),
+])  # fmt: skip
 def test_an_optimizer_of_a_group_or_a_fallback_belongs_to_one_updater(use):
     def ends(others):
         return [end[:2] for end in in_turn([use(other) for other in others])]
@@ -81,8 +78,7 @@ def test_attributes_of_a_users_class_are_common_and_its_counts_start_again():
 
 
 def test_the_optimizer_of_the_first_updater_is_the_given_one():
-    made = optimizer.Adam()
-    owned = []
+    made, owned = optimizer.Adam(), []
     for _ in range(3):
         updater = fastopt.Updater(made)
         owned.append(updater.optimizer is made)
@@ -108,16 +104,8 @@ def test_settings_of_the_optimizer_are_those_of_all_its_updaters():
     with pytest.raises(ValueError, match="beta2 must be"):
         made.beta2 = 2.0
     assert updaters[2].optimizer.beta2 == 0.999
-
-
-def test_multipliers_set_in_one_updater_survive_it():
-    made = optimizer.SGD()
-    kept = fastopt.Updater(made)
-    gone = fastopt.Updater(made)
-    gone.optimizer.lr_mult = {"w": 2.0}
-    del gone
-    made.lr_mult["v"] = 3.0
-    assert kept.optimizer.lr_mult == {"w": 2.0, "v": 3.0}
+    updaters.pop().optimizer.lr_mult = {"v": 3.0}  # which survives the updater
+    assert made.lr_mult == updaters[1].optimizer.lr_mult == {"v": 3.0}
 
 
 COPIES = copy.copy, copy.deepcopy, lambda updater: pickle.loads(pickle.dumps(updater))
@@ -127,9 +115,7 @@ COPIES = copy.copy, copy.deepcopy, lambda updater: pickle.loads(pickle.dumps(upd
 def test_a_copy_of_an_updater_goes_on_with_its_counts(copied):
     updater = fastopt.Updater(optimizer.Nadam())
     in_turn([updater])
-    other = copied(updater)
-    assert other.optimizer.num_update == 3
-    in_turn([other], 1)
+    in_turn([other := copied(updater)], 1)
     assert (updater.optimizer.num_update, other.optimizer.num_update) == (3, 4)
 
 
@@ -174,16 +160,6 @@ def test_an_optimizer_that_no_updater_has_keeps_its_counts():
     made = optimizer.Adam()
     in_turn([fastopt.Updater(made)])
     assert fastopt.Updater(pickle.loads(pickle.dumps(made))).optimizer.num_update == 3
-
-
-def test_an_updater_may_take_its_optimizer_back():
-    first, second = optimizer.SGD(), optimizer.SGD()
-    updater = fastopt.Updater(first)
-    in_turn([updater], 2)
-    updater.optimizer = second
-    in_turn([updater], 3)
-    updater.optimizer = first
-    assert (first.num_update, second.num_update) == (2, 3)
 
 
 def of_trainer(made):

@@ -1,5 +1,7 @@
 """What the updater promises: state on first sight, clear refusals, any layout, lists."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -34,16 +36,10 @@ SWAPPED = np.ones(2, ">f4")
 
 BAD_CALLS = {
     "gradient of another shape": (0, f32(3), f32(2), ValueError, r"index 0 .*\(2,\).*\(3,\)"),
-    "gradient that would broadcast": (0, f32(1), f32(2), ValueError, "shape"),
-    "complex weight": (0, f32(2), np.ones(2, complex), TypeError, "complex128 .* got float32"),
     "gradient of integers": (0, np.ones(2, int), f32(2), TypeError, "float32.*int64: .*astype"),
-    "gradient of bools": (0, np.ones(2, bool), f32(2), TypeError, "float32.*bool: .*astype"),
-    "complex gradient": (0, np.ones(2, complex), f32(2), TypeError, r"got complex128 .* x\.real"),
     "number as gradient": (0, 1.0, f32(2, 3), TypeError, r"float; pass np.full\(\(2, 3\), float"),
-    **{
-        f"{value!r} as gradient": (0, value, np.ones(1), TypeError, "gradient must")
-        for value in (1, True, 1j, np.int32(1), "1")
-    },
+    **{f"{value!r} as gradient": (0, value, np.ones(1), TypeError, "gradient must")
+       for value in (1, True, 1j, np.int32(1), "1")},
     "scalar as gradient": (0, np.float32(1), f32(2), ValueError, r"\(\); pass np.full\(\(2,\), x"),
     "swapped bytes": (0, SWAPPED, SWAPPED, TypeError, "float32 or float64, got"),
     "read-only weight": (0, f32(2), readonly(f32(2)), ValueError, "read-only"),
@@ -59,10 +55,6 @@ BAD_CALLS = {
     "the same memory": (0, SHARED, SHARED, ValueError, "share memory; pass a copy of the grad"),
     "overlapping memory": (0, SHARED[1:], SHARED[:-1], ValueError, "share memory"),
     "masked weight": (0, f32(2), np.ma.ones(2, "f4"), TypeError, "MaskedArray"),
-    "masked gradient": (0, np.ma.ones(2, "f4"), f32(2), TypeError, "MaskedArray"),
-    "lists without a list of indices": (0, [f32(2)], [f32(2)], TypeError, "NumPy array"),
-    "list of indices alone": ([0, 1], f32(2), f32(2), TypeError, "list of as many gradients"),
-    "lists of unequal length": ([0, 1], [f32(2)] * 2, [f32(2)], TypeError, "weights"),
     "one bad entry of a list": ([1, 0], [f32(2), f32(3)], [f32(2)] * 2, ValueError, "index 0"),
     **{
         f"{given!r} as index{' in a list' * listed}": (
@@ -160,10 +152,11 @@ def test_states_alone_restart_the_counts():
 
 
 def test_states_with_the_optimizer_restore_all_but_param_dict():
-    class Parameter:
-        lr_mult = wd_mult = 0.5
-
-    old = adam(param_dict={0: Parameter()}, param_idx2name={0: "a_weight"}, wd=0.1)
+    old = adam(
+        param_dict={0: SimpleNamespace(lr_mult=0.5, wd_mult=0.5)},
+        param_idx2name={0: "a_weight"},
+        wd=0.1,
+    )
     old(0, f32(3), f32(3))
     new = optimizer.Updater("sgd")
     new.set_states(old.get_states(dump_optimizer=True))

@@ -18,9 +18,8 @@ def make_updater(name, kwargs, param_idx2name):
     return optimizer.get_updater(made)
 
 
-def make_row_sparse(values, indices, shape):
-    """Gradient that lists rows."""
-    return RowSparse(values, indices, shape)
+make_row_sparse = RowSparse
+"""Gradient that lists rows."""
 
 
 def make_lr_scheduler(name, kwargs):
@@ -38,16 +37,9 @@ def make_initializer(name, kwargs):
     return initializer.create(name, rng=0, **kwargs)
 
 
-def make_init_desc(name, attrs, global_init):
-    """Description of the parameter `name`."""
-    return initializer.InitDesc(name, attrs, global_init)
-
-
-def make_load(params, default_init):
-    """Initializer that copies the arrays `params`."""
-    return initializer.Load(params, default_init)
-
-
-def make_mixed(patterns, initializers):
-    """Initializer that goes by patterns of names."""
-    return initializer.Mixed(patterns, initializers)
+make_init_desc = initializer.InitDesc
+"""Description of the parameter of a name."""
+make_load = initializer.Load
+"""Initializer that copies arrays."""
+make_mixed = initializer.Mixed
+"""Initializer that goes by patterns of names."""

@@ -66,8 +66,6 @@ SAME = [
     (lambda: fastopt.Adam(betas=(0.5, 0.75), eps=0.1, weight_decay=0.5),
      lambda: fastopt.Adam(beta1=0.5, beta2=0.75, epsilon=0.1, wd=0.5)),
     (lambda: fastopt.Lion(betas=[0.5, 0.75]), lambda: fastopt.Lion(beta1=0.5, beta2=0.75)),
-    (lambda: fastopt.AdaGrad(epsilon=0.1), lambda: fastopt.AdaGrad(eps=0.1)),
-    (lambda: optimizer.create("adam", lr=0.1), lambda: fastopt.Adam(learning_rate=0.1)),
     (lambda: fastopt.get_updater("adam").optimizer, fastopt.Adam),
     (lambda: fastopt.Updater("AdamW").optimizer, fastopt.AdamW),
     (lambda: fastopt.Adam(lr=lr_scheduler.CosineScheduler(9, base_lr=0.3)),
@@ -133,12 +131,6 @@ def compiled(fn):
     return lambda: fastopt.Updater(Mine())(0, ones(), ones())
 
 
-def imports(weight, grad, state, h):
-    import math
-
-    return math.sqrt(weight), ()
-
-
 def reads_an_attribute(weight, grad, state, h):
     return weight.size, ()
 
@@ -162,11 +154,7 @@ def plain(weight, grad, state, h):
 GIVEN = "not both: they are the same argument"
 CALL = r"updater: Updater\(optimizer\)\.step\(grads, weights\)"
 WEIGHTS = f"weights go to each call of an {CALL}"
-FORMS = r"or row-sparse: a RowSparse, a pair \(values, indices\) of arrays"
 MISTAKES = {
-    "updater(0, [1.0] * 3, ones())": f"TypeError: {FORMS}",
-    "updater([0], (g for g in [ones()]), [ones()])":
-        "TypeError: needs a list of as many gradients, got generator",
     "updater([0, 1], [ones(), ones()], [ones()])":
         "TypeError: a list of 2 indices needs a list of as many weights, got 1",
     "optimizer.Adam([np.eye(99), ones()], 0.1)":
@@ -200,8 +188,6 @@ MISTAKES = {
     "Trainer([], 'sgd', 0.1)": "TypeError: optimizer_params must be a dict of arguments, got 0.1",
     "Initializer('ones').create_param('w', 3, 2)":
         "TypeError: init_net must be a dict of arrays or None, got 3",
-    "ReversePseudoFP16Initializer('ones').create_param('w', None, 2).bind(updater, [1])":
-        "TypeError: index must be an int, str or bytes",
     "update_initializer(3, None, ('ones', {}))":
         "TypeError: initializer_class must be a class or None, got 3",
     "checkpoint.from_torch_state_dict({}, updater)":
@@ -235,7 +221,6 @@ MISTAKES = {
     "compiled(returns_more_or_less)()":
         "TypeError: rule returns_more_or_less cannot be compiled: (Cannot unify .* defined at .*"
         r"\(\d+\)|Can't unify return type from .* types: Tuple.*\))" + PLACE,
-    "compiled(imports)()": "TypeError: rule imports cannot be compiled: .*IMPORT_NAME",
     "EmbeddingTable(2, 'sgd').load('table')":
         r"TypeError: EmbeddingTable.load\(...\) returns a new object: call it on the class",
     "updater.finish('w')": "ValueError: 'w' is of no parameter; those so far",
@@ -264,7 +249,6 @@ MISTAKES = {
     "initializer.create('xavier', seed=0)": "TypeError: the seed is the argument rng",
     "Parameter('w', shape=2).initialize(np.ones(2))": "TypeError: w: init must be an initializer",
     "Parameter('w', shape=2).initialize(initializer.One)": "TypeError: class One: call it",
-    "Parameter('w', shape='2')": "TypeError: an integer or a tuple of integers, got '2'",
     "updater.load_state_dict('a.safetensors')": r"CheckpointError: load\(path\) reads a file",
     "EmbeddingTable(2, 'sgd').lookup([[1], [2, 3]])":
         "TypeError: table 'embedding': ids must be an array of integers, got",
@@ -501,7 +485,7 @@ from pathlib import Path
 import numpy as np
 from fastopt import EMA, SGD, Adam, Updater, get_updater, lr_scheduler, optimizer, rule
 from fastopt.amp import LossScaler
-from fastopt.arguments import FLAG, Real, arg
+from fastopt.arguments import Real, arg
 from fastopt.kernels.rule import Hyper, Scalar, State, Step
 
 weight = np.ones(3)
@@ -534,20 +518,10 @@ class Heavy(optimizer.Optimizer):
     momentum: float = arg(default=0.9, check=Real(least=0))
 
 
-class Cautious(optimizer.AdamFamily):
-    plain = heavy
-    decoupled = True
-    cautious: bool = arg(default=False, check=FLAG, kw_only=True)
-
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        return {"momentum": self.beta1}
-
-
 Heavy(0.5, lr=0.1).momentum = 0.25
 Heavy(momentun=0.5)  # 7: no such argument
-Cautious(0.1, 0.9, cautious=1.5)  # 8: no flag
 """
-"""Eight mistakes in a program that has no other."""
+"""Seven mistakes in a program that has no other."""
 
 
 CHECKERS = {
@@ -568,7 +542,7 @@ def test_checkers_find_the_planted_mistakes_and_no_other(checker, tmp_path):
     found = {int(line) for line in re.findall(r"planted\.py:(\d+):.* error", done.stdout)}
     marked = {n for n, line in enumerate(PLANTED.splitlines(), 1) if re.search(r"# \d:", line)}
     assert found == marked, done.stdout + done.stderr
-    assert len(marked) == 8
+    assert len(marked) == 7
 
 
 def test_completion_lists_what_users_and_authors_call():

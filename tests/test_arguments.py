@@ -25,9 +25,8 @@ ODD = ("x", None, math.nan, -1, 1.0, 7, 0, 10**400, [], {0: 1}, np.ones(2), b"x"
 """Values that are wrong for some arguments."""
 
 
-def test_every_schedule_and_optimizer_is_tested():
+def test_every_schedule_is_tested():
     assert {*SCHEDULES} == {*lr_scheduler.scheduler_registry} | {"LRScheduler"}
-    assert len(OPTIMIZERS) >= 23
 
 
 def test_bounds_are_allowed():
@@ -86,7 +85,6 @@ CONTRADICTIONS = [
     ("SGD", {}, "corrected_decay", 0.1, "needs decoupled decay"),
     ("SGD", {"decouple": True, "corrected_decay": 0.1}, "decouple", False, "needs decoupled decay"),
     ("AdamW", {"cautious_decay": True, "lazy_update": True}, "sparse_decay", "dense", "touched"),
-    ("AdamW", {"sparse_decay": "dense", "lazy_update": True}, "lazy_update", False, "needs lazy"),
     ("Muon", {"fallback": "adamw", "fallback_for": "x"}, "fallback", None, "needs a fallback"),
     ("CAME", {}, "state_dtype", "bfloat16", "state_dtype must be None"),
 ]
@@ -139,7 +137,7 @@ def test_a_checkpoint_that_lacks_an_attribute_is_refused(name):
         loads(dumps({"states": {}, "optimizer": made}))
 
 
-HIDING = "forms", "update", "param_dict", "learning_rate", "native", "__class__"
+HIDING = "rule", "hyper", "forms", "update", "param_dict", "learning_rate", "native", "__class__"
 
 
 @pytest.mark.parametrize(("name", "attribute"), [("nadam", "per_index"), *product(["sgd"], HIDING)])
@@ -191,8 +189,9 @@ def test_an_attribute_defined_by_the_user_is_restored_if_the_class_has_it():
     old, new = optimizer.SGD(), optimizer.SGD()
     old.note, new.note = "second run", ""
     saved = optimizer.get_updater(old).states_dict()
-    optimizer.get_updater(new).load_states_dict(saved)
-    assert new.note == "second run"
+    for made in (new, type("SGD", (optimizer.SGD,), {"note": 1})()):
+        optimizer.get_updater(made).load_states_dict(saved)
+        assert made.note == "second run"
     with pytest.raises(CheckpointError, match="SGD has no attribute note; set it before a load"):
         optimizer.get_updater(optimizer.SGD()).load_states_dict(saved)
 
@@ -218,19 +217,6 @@ def test_a_class_of_the_users_needs_no_descriptions():
     optimizer.get_updater(new).load_states_dict(optimizer.get_updater(old).states_dict())
     assert (new.damping, new.step_sizes, new.wd) == (0.25, {0: (1, None)}, 0.5)
     np.testing.assert_equal((new.words, new.anything), (old.words, old.anything))
-
-
-@pytest.mark.parametrize("name", ["rule", "hyper"])
-def test_a_class_of_the_users_keeps_the_attributes_of_the_librarys_classes(name):
-    klass = type("Momentum", (optimizer.SGD,), {"scale": 2.0})
-    updater = optimizer.get_updater(klass())
-    saved = updater.states_dict()
-    saved["attributes"]["scale"] = 3.0
-    updater.load_states_dict(saved)
-    assert updater.optimizer.scale == 3
-    saved["attributes"][name] = 0
-    with pytest.raises(CheckpointError, match=f"Momentum cannot store an attribute '{name}'"):
-        updater.load_states_dict(saved)
 
 
 class Described(Plain):

@@ -176,17 +176,16 @@ def test_states_go_to_an_updater_and_its_checkpoint_and_back(rng):
 
 
 def test_states_of_other_rules_are_refused():
-    functions, sgd = fastopt.jit_functions("adam"), fastopt.jit_functions("sgd")
-    weight = np.ones(2)
-    updater = fastopt.Updater(fastopt.SGD())
-    with pytest.raises(TypeError, match="index 'w': the updater's optimizer must have rule adam"):
-        functions.to_updater(updater, "w", functions.init(weight))
-    with pytest.raises(TypeError, match="state must be that of these functions, got State"):
-        sgd.to_updater(updater, "w", functions.init(weight))
-    with pytest.raises(TypeError, match=r"update: state must be what init\(weight\) returned"):
-        sgd.update(weight, weight, functions.init(weight))
-    with pytest.raises(TypeError, match="groups"):
-        sgd.from_updater(fastopt.Updater(fastopt.SGD(), groups={}), "w")
+    adam, sgd = fastopt.jit_functions("adam"), fastopt.jit_functions("sgd")
+    weight, updater = np.ones(2), fastopt.Updater("sgd")
+    state, grouped = adam.init(weight), fastopt.Updater("sgd", groups={})
+    for code, words in {
+        "adam.to_updater(updater, 'w', state)": "'w': the updater's optimizer must have rule adam",
+        "sgd.to_updater(updater, 'w', state)": "state must be that of these functions, got State",
+        "sgd.update(weight, weight, state)": r"update: state must be what init\(weight\) returned",
+        "sgd.from_updater(grouped, 'w')": "groups",
+    }.items():
+        check_refused(code, f"TypeError: {words}", locals())
 
 
 def test_a_call_that_fails_changes_nothing():

@@ -15,6 +15,7 @@ from helpers.processes import run
 METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = METADATA["project"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+SCRIPT = (ROOT / ".ci" / "run").read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +161,39 @@ def test_a_release_is_refused_until_each_of_its_steps_is_done(tmp_path):
     assert "pyproject.toml has no addresses yet" in release()
     citation.write_text(text.replace(f"version: {version}", "version: 0.0.1"), encoding="utf-8")
     assert "another version" in release()
+
+
+# .ci/run: README's commands come first, with nothing installed but what they install
+
+
+def test_the_commands_of_the_readme_run_in_a_new_environment():
+    script, _, _ = SCRIPT.partition('step "$command"')
+    assert 'python3 -m venv "$temporary/venv"' in script
+    assert "system-site-packages" not in script
+    assert "pip install" not in script
+
+
+@pytest.mark.parametrize("tests", ["tests/adapters", "tests/pytorch"])
+def test_no_test_of_another_library_is_skipped(tests):
+    lines = SCRIPT.replace("\\\n", "").splitlines()
+    (line,) = (each for each in lines if re.search(rf"pytest +-n 2 (-m .not gpu. )?+{tests}", each))
+    assert "FASTOPT_TEST_SKIPS=fail" in line
+
+
+def test_an_unknown_argument_is_refused():
+    done = run("bash", ROOT / ".ci" / "run", "exhausting", status=2)
+    assert done.stdout == ""
+    assert done.stderr == ".ci/run: the only argument is exhaustive, got exhausting\n"
+
+
+@pytest.mark.parametrize(("last", "status"), [("echo two", 0), ("false", 1)])
+def test_it_ends_with_the_time_of_each_step(last, status, tmp_path):
+    """Up to the first step it is the script itself, without its environment."""
+    script, _, _ = SCRIPT.partition("commands=$(")
+    script = script.replace('python3 -m venv "$temporary/venv"\n', "")
+    script += f"step true\nstep '{last}'\n"
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "run").write_text(script, "utf-8")
+    done = run("bash", tmp_path / ".ci" / "run", status=status)
+    table = done.stdout.partition("Minutes of each step\n")[2]
+    assert re.findall(r"^ +0:0\d  (.*)$", table, re.MULTILINE) == ["true", last]

@@ -1,6 +1,5 @@
 import copy
 import pickle
-import re
 import sys
 from types import SimpleNamespace
 
@@ -67,7 +66,7 @@ def test_rows_coalesced_rows_and_those_of_the_dense_array_are_one_array(table):
 
 def test_long_sums_are_made_one_after_the_other_not_in_pairs(rng):
     values = rng.standard_normal((3000, 5)).astype(np.float32)
-    summed = RowSparse(values, np.zeros(3000, np.int64), (1, 5)).coalesce()
+    summed = RowSparse(values, [0] * 3000, (1, 5)).coalesce()
     np.testing.assert_array_equal(summed.values[0], np.cumsum(values, axis=0)[-1])
 
 
@@ -160,10 +159,13 @@ WRONG = {
     "FIVE + FIVE.astype(np.float32)": "TypeError: same dtype, got float64 and float32",
     "FIVE + RowSparse(np.ones(2), [0, 1], 6)": r"ValueError: same shape, got \(5,\) and \(6,\)",
     "row_sparse_array(np.ones(2), shape=5)": r"TypeError: pair \(values, indices\)",
+    "as_row_sparse(FIVE, (6,))": r"ValueError: shape \(6,\), got \(5,\)",
+    "as_row_sparse(scipy.sparse.csr_array((5, 3)), (6, 3))":
+        r"ValueError: shape \(6, 3\), got \(5, 3\)",
     "FIVE.astype(int)": "TypeError: values must be float16",
     "FIVE + 1": "TypeError: unsupported",
     "np.ones(5) + FIVE": "TypeError: unsupported|not support|not implemented",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("code", WRONG)
@@ -198,12 +200,6 @@ def test_other_arrays_than_row_sparse_ones_are_refused(grad):
     assert not is_row_sparse(grad)
     with pytest.raises(TypeError, match=r"gradient must be a RowSparse, a pair .* CSR or COO"):
         as_row_sparse(grad, (5, 3))
-
-
-@pytest.mark.parametrize("make", [scipy.sparse.csr_array, RowSparse.from_dense])
-def test_gradient_of_another_shape_is_refused(make):
-    with pytest.raises(ValueError, match=re.escape("shape (6, 3), got (5, 3)")):
-        as_row_sparse(make(np.ones((5, 3))), (6, 3))
 
 
 # Gradients from scipy.sparse, known by their attributes alone

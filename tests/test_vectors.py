@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-import fastopt
 from fastopt import flat
 
 Pair = namedtuple("Pair", "x y")
@@ -32,23 +31,6 @@ def test_the_vector_and_the_views_share_memory():
     views["a"][1, 2] = 8
     assert vector[5] == 8
     assert params["a"][1, 2] == 5
-
-
-def test_updates_averages_groups_and_checkpoints_work_on_the_views(tmp_path):
-    params = {"weight": np.ones((2, 2)), "bias": np.ones(2), "frozen": np.ones(1)}
-    vector, views = flat(params)
-    groups = {"bias": {"lr_mult": 2.0}, "frozen": {"frozen": True}}
-    made = {"groups": groups, "average": fastopt.EMA(decay=0.5)}
-    updater, other = (fastopt.Updater(fastopt.SGD(lr=0.25), **made) for _ in range(2))
-    grads, of_views = flat(params)
-    for _ in range(2):
-        grads[:] = vector
-        updater.step(of_views, views)
-    np.testing.assert_array_equal(vector, [0.75**2] * 4 + [0.5**2] * 2 + [1])
-    updater.save(tmp_path / "views.safetensors")
-    other.load(tmp_path / "views.safetensors")
-    with other.averaged(views):
-        np.testing.assert_array_equal(vector[:4], [0.5 * (0.75**2 + 0.875)] * 4)
 
 
 @pytest.mark.parametrize(("params", "dtype"), [

@@ -10,14 +10,15 @@ import pytest
 import fastopt.adapters
 from helpers.refusals import check_refused
 
+LIBRARIES = {name: name for name in ("pennylane", "river", "thinc")} | {"scikit_learn": "sklearn"}
+
 
 @pytest.mark.parametrize("name", sorted(fastopt.adapters._MODULES))
 def test_a_missing_library_is_named(name, monkeypatch):
     module = fastopt.adapters._MODULES[name]
-    library = {"scikit_learn": "sklearn"}.get(module, module)
     monkeypatch.delitem(vars(fastopt.adapters), name, raising=False)
     monkeypatch.delitem(sys.modules, f"fastopt.adapters.{module}", raising=False)
-    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setitem(sys.modules, LIBRARIES[module], None)
     with pytest.raises(ImportError, match=f"pip install {module.replace('_', '-')}"):
         getattr(fastopt.adapters, name)
 
@@ -44,13 +45,12 @@ WRONG = {
 @pytest.mark.parametrize("code", WRONG)
 def test_misuse_is_explained(code):
     name = code.partition("(")[0]
-    module = fastopt.adapters._MODULES[name]
-    pytest.importorskip({"scikit_learn": "sklearn"}.get(module, module))
+    pytest.importorskip(LIBRARIES[fastopt.adapters._MODULES[name]])
     check_refused(code, WRONG[code], {name: getattr(fastopt.adapters, name), "ones": np.ones(2)})
 
 
-@pytest.mark.parametrize("module", ["pennylane", "river", "scikit_learn", "thinc"])
+@pytest.mark.parametrize("module", LIBRARIES)
 def test_the_examples_run(module):
-    pytest.importorskip({"scikit_learn": "sklearn"}.get(module, module))
+    pytest.importorskip(LIBRARIES[module])
     examples = importlib.import_module(f"fastopt.adapters.{module}")
     assert doctest.testmod(examples).failed == 0

@@ -112,8 +112,7 @@ def test_after_a_load_it_takes_the_weights():
     new.finish(["w"], [other])
     twin.finish(weight={"w": nested, "means": None})
     old.finish()
-    np.testing.assert_array_equal(nested, weight)
-    np.testing.assert_array_equal(other, weight)
+    np.testing.assert_array_equal([nested, other], [weight] * 2)
 
 
 def test_a_failed_call_changes_nothing():

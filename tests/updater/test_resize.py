@@ -107,6 +107,7 @@ REFUSED = [
     (averaged, (2, 2), [0, -2], "ValueError: at least -1, got -2"),
     (averaged, (2, 2), [0.5, 1.0], "TypeError: list of row numbers"),
     (averaged, (2, 2), [True, False], "TypeError: flatnonzero"),
+    (averaged, (2, 2), [[0, 1], [2, 0]], "TypeError: list of row numbers"),
     (averaged, (1, 4), [0], "ValueError: cannot be those of one of shape"),
     (lambda: stepped(fastopt.Updater(fastopt.Muon())), (3, 2), [2, 1, 0],
      "TypeError: state of Muon is not one by rows"),

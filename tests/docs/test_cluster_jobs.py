@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastopt.distributed import run_threads
+from fastopt.distributed import ShardedUpdater, run_threads
 from helpers.paths import DOCS, ROOT
 from helpers.processes import run
 
@@ -58,6 +58,16 @@ def resumed(train, tmp_path):
 def test_a_job_of_threads_resumes(resumed, train):
     assert [step for step, _ in train(2, resumed / "model", 12)] == [12, 12]
     check_weights(train, resumed / "model", resumed / "straight")
+
+
+def test_a_job_saves_every_few_steps(train, monkeypatch):
+    saved = []
+    monkeypatch.setattr(importlib.import_module("train"), "SAVE_EVERY", 4)
+    monkeypatch.setattr(
+        ShardedUpdater, "save", lambda self, *_, **__: saved.append(self.optimizer.num_update)
+    )
+    train(1, Path("none"), 10)
+    assert saved == [4, 8, 10]
 
 
 def check_weights(train, path, straight):

@@ -181,8 +181,7 @@ def test_worked_example_passes_the_tests_of_the_library(tmp_path):
     # Options of the whole suite, as those for its coverage, are not for this part.
     changes = {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTEST_ADDOPTS": ""}
     done = run(*command, "-k", "qhm or registered", cwd=tmp_path, **changes)
-    passed = int(re.search(r"(\d+) passed", done.stdout)[1])
-    assert passed >= 9
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 9
 
 
 def test_index_leads_to_every_page():
@@ -190,9 +189,8 @@ def test_index_leads_to_every_page():
     trees = re.findall(r"^```\{toctree\}\n(?::[^\n]*\n)+\n(.*?)^```$", text, re.M | re.S)
     entries = [entry for tree in trees for entry in tree.splitlines()]
     assert len(trees) == text.count(":caption: ")
-    for page in PAGES[1:]:
-        if page.stem != "index":
-            assert any(fnmatch(page.stem, entry) for entry in entries), page.name
+    for page in {page.stem for page in PAGES[1:]} - {"index"}:
+        assert any(fnmatch(page, entry) for entry in entries), page
 
 
 EXAMPLES = {
@@ -205,8 +203,7 @@ EXAMPLES = {
 def test_every_example_is_included_in_its_page():
     assert {path.stem for path in (DOCS / "examples").glob("*.py")} == {*EXAMPLES}
     for name, (page, _) in EXAMPLES.items():
-        text = (DOCS / page).read_text(encoding="utf-8")
-        assert f"```{{literalinclude}} examples/{name}.py\n" in text
+        assert f"```{{literalinclude}} examples/{name}.py\n" in (DOCS / page).read_text("utf-8")
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Small compiled functions that Python calls: addresses, and the norm of a call.
 
-Tests: ``tests/kernels/test_numpy_abi.py``, ``tests/kernels/test_segments.py``.
+Tests: ``tests/kernels/test_numpy_abi.py``, ``tests/engine/test_slow_calls.py``.
 """
 
 import math

@@ -4,7 +4,7 @@
 larger ones, sums of all slices are combined before a reduction ends, and elements are updated as
 their gradients arrive (:mod:`fastopt.distributed.shard`).
 
-Tests: ``tests/kernels/test_slices.py``.
+Tests: ``tests/kernels/test_chunks.py``.
 """
 
 from functools import cache

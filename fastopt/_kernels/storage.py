@@ -4,7 +4,7 @@ These are bare loads and stores: pointers have no reference counts and no stride
 around them vectorize. Half-precision values are converted to float32 when they are loaded and
 rounded when they are stored.
 
-Tests: ``tests/kernels/test_half_loops.py``.
+Tests: ``tests/kernels/test_cpu.py``.
 """
 
 from llvmlite import ir

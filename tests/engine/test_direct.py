@@ -69,15 +69,6 @@ def test_models_that_share_an_optimizer_keep_their_states_under_one_index(copies
     np.testing.assert_array_equal(weights[0], weights[2])
 
 
-def test_an_index_may_have_two_states_in_a_list():
-    made, weights, one = optimizer.SGD(momentum=0.5, lr=1.0), np.zeros((2, 1)), np.ones(1)
-    states = [made.create_state(0, weight) for weight in weights]
-    for _ in range(2):
-        made.update_all([(0, weights[k], one, states[k]) for k in range(2)])
-    assert made._index_update_count == {0: 4}
-    np.testing.assert_array_equal(np.ravel(weights), -2.5)
-
-
 @pytest.mark.parametrize("again", [False, True], ids=["first call", "later call"])
 @pytest.mark.parametrize("listed", [0, 1, 2], ids=["single", "list", "an index twice"])
 def test_a_refused_update_changes_nothing(again, listed):

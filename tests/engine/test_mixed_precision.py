@@ -218,14 +218,6 @@ def test_what_is_beyond_float16_becomes_infinite_without_a_warning(klass):
     assert np.isfinite(master_of(updater)[0]).all()
 
 
-def test_a_copied_updater_does_not_write_the_copy_of_the_first(half):
-    updater, rounded = updater_of(), np.zeros(3, half)
-    updater.set_copy(0, rounded)
-    for other in (copy.deepcopy(updater), pickle.loads(pickle.dumps(updater))):
-        other(0, np.ones(3, np.float32), np.ones(3, np.float32))
-    assert (rounded == 0).all()
-
-
 @pytest.mark.parametrize("state", [None, np.ones(3, np.float32), (np.ones(3, np.float32),) * 3])
 def test_a_state_without_a_master_is_refused(state, half):
     updater, weight = updater_of(multi_precision=True), np.ones(3, half)

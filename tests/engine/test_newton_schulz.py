@@ -139,13 +139,6 @@ def test_a_matrix_has_the_same_bits_among_others_of_its_shape(count, shape, seed
             np.testing.assert_array_equal(got, expected)
 
 
-def test_large_matrices_of_a_stack_have_the_same_bits_one_by_one(monkeypatch):
-    stack = np.random.default_rng(0).normal(size=(3, 8, 9))
-    together = orthogonal(stack)
-    monkeypatch.setattr("fastopt._engine.newton_schulz.BATCHED", 71)
-    np.testing.assert_array_equal(orthogonal(stack), together)
-
-
 @pytest.mark.parametrize("shape", [(3, 4), (2, 20)])
 def test_zeros_stay_zeros_and_nan_spreads_without_a_warning(shape):
     assert not orthogonal(np.zeros(shape, np.float32)).any()

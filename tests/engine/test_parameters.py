@@ -13,7 +13,6 @@ from fastopt import optimizer
 from fastopt._kernels.chunks import PARALLEL_FROM
 from fastopt.amp import LossScaler
 from fastopt.sparse import RowSparse
-from helpers.headers import reheader
 from helpers.tensor_lists import as_list, everything, one_by_one
 
 WAYS = {"list": as_list, "single": one_by_one}
@@ -79,6 +78,7 @@ def test_memory_that_grows_or_shrinks_is_updated_as_it_is(way):
     assert everything(updater, weights) == before
 
 
+@pytest.mark.filterwarnings("ignore:Setting the::DeprecationWarning")
 @both_ways
 def test_changes_in_place_are_detected(way):
     updater, weights = sgd(), [np.zeros(4), np.zeros(4)]
@@ -94,14 +94,14 @@ def test_changes_in_place_are_detected(way):
     weights[1].flags.writeable = False
     refused("read-only")
     weights[1].flags.writeable = True
-    reheader(weights[1], shape=(2, 2))
+    weights[1].shape = 2, 2
     refused("shape")
-    reheader(grads[1], shape=(2, 2))
+    grads[1].shape = 2, 2
     way(updater, [0, 1], grads, weights)
     np.testing.assert_array_equal(weights[1], -2 * np.ones((2, 2)))
-    reheader(grads[1], dtype=np.int64)
+    grads[1].dtype = np.int64
     refused("dtype float64 or .*, got int64")
-    reheader(grads[1], dtype=np.float64)
+    grads[1].dtype = np.float64
     way(updater, [0, 1], grads, weights)
     np.testing.assert_array_equal(weights[1], -3 * np.ones((2, 2)))
 

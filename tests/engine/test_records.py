@@ -93,17 +93,6 @@ def test_the_weight_of_the_last_call_alone_is_kept_alive():
         gc.enable()
 
 
-def test_a_gradient_between_the_elements_of_its_weight_is_read():
-    memory = np.zeros((6, 2))
-    weight, grad = memory[:, 0], memory[:, 1]
-    grad[...] = 1
-    updater = optimizer.Updater(optimizer.SGD(learning_rate=0.5))
-    for _ in range(4):
-        updater(0, grad, weight)
-    np.testing.assert_array_equal(weight, np.full(6, -2.0))
-    np.testing.assert_array_equal(grad, np.ones(6))
-
-
 @pytest.mark.parametrize(
     "index", [np.int64(3), np.int32(3), np.uint8(3), b"3", np.str_("a")], ids=repr
 )
@@ -117,17 +106,6 @@ def test_indices_of_other_types_are_those_of_python(index):
     assert {*map(type, updater.states)} <= {int, str}
     np.testing.assert_array_equal(weight, [-6, -6])
     served(updater)
-
-
-def test_a_failed_call_leaves_no_rate_behind():
-    rate = [1.0]
-    updater, weight = optimizer.Updater(optimizer.SGD(lr_scheduler=lambda _: rate[0])), np.zeros(1)
-    updater(0, np.ones(1), weight)
-    with pytest.raises(TypeError, match="index must be an int"):
-        updater(0.0, np.ones(1), weight)
-    rate[0] = 3.0
-    updater([0], [np.ones(1)], [weight])
-    np.testing.assert_array_equal(weight, [-4.0])
 
 
 @pytest.mark.parametrize("size", [3, PARALLEL_FROM])

@@ -162,15 +162,6 @@ def test_a_subclass_in_numpy_gets_a_dense_gradient(rng):
     np.testing.assert_array_equal(weight, 1 - 0.5 * grad.to_dense())
 
 
-def test_values_whose_dtype_was_changed_are_taken_for_what_they_are():
-    made = updater("sgd", multi_precision=True)
-    weight, grad = np.ones((5, 2), np.float16), RowSparse(np.ones((2, 2), "f4"), [1, 3], (5, 2))
-    made(0, grad, weight)
-    grad.values = np.full((2, 2), 2, np.float16)
-    made(0, grad, weight)
-    np.testing.assert_allclose(weight[:, 0], [1, 0.7, 1, 0.7, 1], rtol=1e-3)
-
-
 def test_values_in_a_state_are_read_before_it_is_written():
     """The state may serve as a gradient, as a copy of it would."""
     ends = []

@@ -7,7 +7,7 @@ import pytest
 from scipy import sparse
 
 import fastopt
-from fastopt import optimizer
+from fastopt import RowSparse, optimizer
 from fastopt.amp import SlowCalls
 from helpers.plans import Labelled
 from helpers.users import InNumPy
@@ -33,6 +33,8 @@ FAST = {
     "scalar": lambda: (np.float32(1), np.ones(())),
     "float64 for float32": lambda: (np.ones(4), np.ones(4, np.float32)),
     "rows": lambda: ((np.ones((1, 2)), [1]), np.ones((3, 2))),
+    "rows of int32": lambda: ((np.ones((1, 2)), np.array([1], "i4")), np.ones((3, 2))),
+    "RowSparse": lambda: (RowSparse(np.ones((2, 2)), np.array([1, 1]), (3, 2)), np.ones((3, 2))),
     "subclasses": lambda: (np.ones(4).view(Labelled), np.ones(4).view(Labelled)),
     "rows of scipy": lambda: (sparse.csr_array(np.eye(3)), np.ones((3, 3))),
     "rows of a subclass": lambda: ((np.ones((1, 2)).view(Labelled), [1]), np.ones((3, 2))),

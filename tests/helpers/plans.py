@@ -128,12 +128,12 @@ def resume(way, world):
         return  # MXNet's bytes have no place for it
     with tempfile.TemporaryDirectory() as folder:
         world.updater = resumed(way, world.updater, world.setting.fresh(), Path(folder))
-    world.copies = {}
+    leave_copies(world)
 
 
 def copied(world):
     world.updater, world.weights = copy.deepcopy((world.updater, world.weights))
-    world.copies = {}
+    leave_copies(world)
 
 
 def averaged(world):
@@ -153,12 +153,17 @@ def give_copies(world):
 
 
 def take_copies(world):
-    """No update writes them any more."""
-    while world.copies:
-        name, rounded = world.copies.popitem()
+    for name in world.copies:
         world.updater.set_copy(name, None)
+    leave_copies(world)
+
+
+def leave_copies(world):
+    """No update writes them any more."""
+    world.taken += world.copies.values()
+    for rounded in world.taken:
         rounded[...] = 7
-        world.taken.append(rounded)
+    world.copies = {}
 
 
 ASIDE = {

@@ -22,17 +22,6 @@ def normal(seed, shape, dtype):
     return np.array(np.random.default_rng(seed).normal(size=shape)).astype(dtype_of(dtype))
 
 
-def laid(array, layout):
-    """The same numbers in another layout."""
-    if layout == "fortran":
-        return np.asfortranarray(array)
-    if layout == "strided":
-        spread = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)[..., ::2]
-        spread[...] = array
-        return spread
-    return array
-
-
 def as_list(updater, indices, grads, weights):
     """Update with one call."""
     updater(list(indices), list(grads), list(weights))

@@ -145,13 +145,6 @@ def test_a_block_that_is_not_finite_is_nan_and_others_are_not():
         assert lost.sum() == 128 + 44
 
 
-def test_rows_do_not_share_blocks():
-    numbers = normal((4, 200), 0)
-    changed = numbers * np.float32([[1], [1], [1000], [1]])
-    for one, other in zip(encoded(numbers, np.int8), encoded(changed, np.int8), strict=True):
-        assert (one[[0, 1, 3]] == other[[0, 1, 3]]).all()
-
-
 # Updates
 
 
@@ -237,12 +230,6 @@ def test_small_weights_vectors_and_narrow_rows_stay_float32(shape, least, coded)
     assert {array.dtype.name for array in state} == kinds
     if coded and len(shape) > 1:
         assert 2 <= sum(array.nbytes for array in state) / weight.size <= 2 + 8 / min(shape[1], 128)
-
-
-def test_rules_without_state_work():
-    updater = made("sgd", momentum=0.0)
-    trained(updater, (64, 64), 1)
-    assert updater.states[0] is None
 
 
 # What is refused

@@ -1,15 +1,17 @@
 """Compiled kernels: vectorizable arithmetic, complete coverage of elements, exact sums."""
 
 import platform
+import re
+from functools import partial
 
 import numpy as np
 import pytest
 
-from fastopt import optimizer
-from fastopt._kernels import cpu, cpu_sums
-from fastopt._kernels.record_words import LARGE_FROM
-from helpers.cases import exhaustive
-from helpers.kernel_code import RULES, compile_anew
+from fastopt._kernels import cpu, cpu_sums, half
+from fastopt._kernels.layout import BFLOAT16, FLOAT16, SPLIT, Layout
+from fastopt.optimizer.adam import adam
+from helpers.cases import exhaustive, kept
+from helpers.kernel_code import RULES, compile_anew, compile_loop
 
 ELEMENTWISE = [name for name, r in RULES.items() if not r.row]
 FEW = ("sgd", "adam", "lamb")
@@ -45,26 +47,45 @@ def test_avx2_is_enough_for_vectors_of_eight(name, run_python):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lamb", *exhaustive("lans", "lars")])
 def test_sums_are_added_in_vectors(name):
-    llvm, _ = compile_anew(
-        lambda layout: cpu_sums.sum_loop(layout, 0),
-        name,
-        np.float32,
-        np.zeros((1, 4)),
-    )
+    loop_of = partial(cpu_sums.sum_loop, step=0)
+    llvm, _ = compile_anew(loop_of, name, np.float32, np.zeros((1, 4)))
     assert "fadd <32 x double>" in llvm
     assert "x float>" in llvm
 
 
-@pytest.mark.parametrize("size", [1, 255, 256, 257, 16_383, 16_384, 32_769, 100_001])
-@pytest.mark.parametrize("name", ["adam", *exhaustive("lamb", "lans", "sgld")])
-def test_parallel_and_serial_kernels_agree_bit_for_bit(name, size):
-    results = []
-    for threshold in (0, 1 << 60):
-        rng = np.random.default_rng(0)
-        weight, gradient = rng.random((2, size), np.float32)
-        updater = optimizer.get_updater(optimizer.create(name, learning_rate=0.1, wd=0.1))
-        updater.records.words[LARGE_FROM] = threshold
-        for _ in range(2):
-            updater(0, gradient, weight)
-        results.append(weight)
-    np.testing.assert_array_equal(*results)
+SINGLE = np.float32
+FORMS = {
+    "float16 masters": ((SINGLE, FLOAT16), FLOAT16, SINGLE, {}),
+    "bfloat16 masters": ((SINGLE, BFLOAT16), BFLOAT16, SINGLE, {}),
+    "split masters": (SPLIT, BFLOAT16, SINGLE, {}),
+    "float16, nearest": ((FLOAT16,), FLOAT16, SINGLE, {}),
+    "float16, stochastic": ((FLOAT16,), FLOAT16, SINGLE, {"dither": True}),
+    "bfloat16, stochastic": ((BFLOAT16,), BFLOAT16, SINGLE, {"dither": True}),
+    "compressed state": ((SINGLE,), SINGLE, BFLOAT16, {}),
+}
+
+
+def arrays(kinds):
+    """Arrays of these kinds, halves by their bits or in their own dtype."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtypes = {FLOAT16: np.float16, BFLOAT16: ml_dtypes.bfloat16, SINGLE: SINGLE}
+    if kinds == SPLIT:
+        return np.ones(64, dtypes[BFLOAT16]), np.zeros(64, np.uint16)
+    return [np.ones(64, dtypes[kind]) for kind in kinds]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", kept(FORMS, "float16 masters", "compressed state"))
+def test_the_loop_over_elements_of_half_precision_is_vectorized(form):
+    """And random numbers are drawn in vectors."""
+    weight, grad, state, options = FORMS[form]
+    layout = Layout(adam, SINGLE, weight, grad, (state, state), **options)
+    used = [*arrays(weight), *arrays((state, state, grad))]
+    llvm, code = compile_loop(cpu.element_loop(layout), layout, used)
+    assert re.search(r"fdiv <\d+ x float>", llvm)
+    assert re.search(r"store <\d+ x (i16|half)>", llvm)
+    assert "double" not in llvm
+    if form.startswith("float16") and half._f16c():
+        assert "vcvtph2ps" in code
+    if form.endswith(("stochastic", "state")):
+        assert re.search(r"mul <\d+ x i(32|64)>", llvm)

@@ -17,12 +17,6 @@ from helpers.cases import exhaustive
 from helpers.tensor_lists import everything
 from helpers.written_headers import in_compiled_code
 
-
-@in_compiled_code
-def test_headers_can_be_read_here():
-    assert readable()
-
-
 SIZE = 70_000
 
 

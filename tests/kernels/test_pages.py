@@ -43,10 +43,7 @@ def share(run_python, *args):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"),
-    [
-        ("adam", "touched"),
-        *[pytest.param("adamw", "catch_up", marks=pytest.mark.slow("exhaustive"))],
-    ],
+    [("adam", "touched"), pytest.param("adamw", "catch_up", marks=pytest.mark.slow("exhaustive"))],
 )
 def test_one_row_in_a_hundred_takes_its_pages_alone(name, how, run_python):
     """A page of 4 KB has 16 rows: rows at random need a page each, rows in order share them."""

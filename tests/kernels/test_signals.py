@@ -1,13 +1,15 @@
 """Handlers of signals wait while a kernel is compiled."""
 
+import itertools
 import os
 import signal
-import sys
+from contextlib import suppress
 
 import pytest
 
 from fastopt._kernels import signals
 from fastopt._kernels.signals import undisturbed
+from helpers.lines import at_line
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends itself other signals")
@@ -40,6 +42,7 @@ CHILD_OF_THREAD = """
 import os, signal, threading, warnings
 from fastopt._interrupts import uninterrupted
 from fastopt._kernels.signals import undisturbed
+from helpers.lines import at_line
 warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
 def fork():
     if os.fork():
@@ -72,47 +75,32 @@ def test_a_child_that_another_thread_has_forked_defers_no_signal(run_python):
 @pytest.mark.skipif(os.name != "posix", reason="sends itself other signals")
 def test_a_handler_that_raises_at_any_line_leaves_no_signal_deferred():
     """Before all handlers are replaced, and after some are restored."""
-    passed, moment, inside, ends = 1, 0, [], []
-
-    def trace(frame, event, _):
-        nonlocal passed
-        if frame.f_code.co_filename != signals.__file__:
-            return None
-        if event == "line":
-            passed += 1
-            if passed == moment:
-                signal.raise_signal(signal.SIGUSR1)
-        return trace
+    inside, sent = [], [signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2]
 
     def handler(*_):
         raise OSError
 
-    sent = [signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2]
+    def call():
+        with undisturbed():
+            inside.append(moment)
+
     before = {number: signal.signal(number, handler) for number in sent}
-    tracing = sys.gettrace()
     try:
-        while passed >= moment:
-            passed, moment = 0, moment + 1
-            sys.settrace(trace)
-            try:
-                with undisturbed():
-                    sys.settrace(None)
-                    inside.append(moment)
-                    sys.settrace(trace)
-                ends.append(moment)
-            except OSError:
-                sys.settrace(None)
-            sys.settrace(None)
+        for moment in itertools.count(1):
+            passed = 0
+            with suppress(OSError):
+                passed = at_line(
+                    moment, lambda: signal.raise_signal(signal.SIGUSR1), call, signals.__file__
+                )
             assert not signals._Deferred.active
             for number in sent:
                 with pytest.raises(OSError):  # noqa: PT011
                     signal.raise_signal(number)
-        with undisturbed():
-            pass
+            if passed:
+                break
+        call()
         assert [signal.getsignal(number) for number in sent] == [handler] * 3
-        assert 0 < len(inside) < moment - 3
-        assert ends == [moment]
+        assert 1 < len(inside) < moment - 3
     finally:
-        sys.settrace(tracing)
         for number, own in before.items():
             signal.signal(number, own)

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import sys
+from importlib import metadata
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from fastopt import optimizer
 from fastopt._kernels import threads
 from helpers.cases import exhaustive, kept
-from helpers.packages import installed
+
+TBB = any(d.metadata["Name"] == "tbb" for d in metadata.distributions())
 
 STEP = """
 import numba, numpy as np
@@ -19,11 +21,7 @@ optimizer.get_updater(optimizer.SGD())(0, np.ones(100_000), np.ones(100_000))
 print(numba.threading_layer())
 """
 
-SET_FIRST = """
-import numba, fastopt
-numba.set_num_threads(1)
-"""
-
+SET_FIRST = "import numba, fastopt; numba.set_num_threads(1)"
 WITHOUT_TBB = """
 from importlib import metadata
 def files(name):
@@ -44,11 +42,10 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_step_uses_the_layer(name, run_python):
     first, chosen, expected = LAYERS[name]
-    if expected == "tbb" and (sys.platform != "linux" or not installed("tbb")):
+    if expected == "tbb" and (sys.platform != "linux" or not TBB):
         pytest.skip("numba does not find TBB")
     layer = run_python(first + STEP, NUMBA_THREADING_LAYER=chosen).strip()
-    assert layer
-    assert expected in layer
+    assert layer == expected or (layer and not expected)
 
 
 @pytest.fixture
@@ -85,7 +82,7 @@ def test_the_users_choice_of_waiting_is_respected(name, monkeypatch, imported):
     assert os.environ[name] == "5"
 
 
-EVERY = ["omp", "workqueue"] + ["tbb"] * installed("tbb")
+EVERY = ["omp", "workqueue"] + ["tbb"] * TBB
 BEST = [*exhaustive(*EVERY[:-1]), EVERY[-1]]
 
 CHILD = """
@@ -135,12 +132,10 @@ def hold():
     with updater.optimizer.lock:
         held[0].set()
         held[1].wait(30)
-thread = threading.Thread(target=hold)
-thread.start()
+threading.Thread(target=hold).start()
 held[0].wait()
 print(exit_code(lambda: not step(updater, weight)))
 held[1].set()
-thread.join()
 """
 
 OTHERS = """
@@ -187,26 +182,21 @@ print(global_compiler_lock.is_locked())
 """
 
 SEVERAL = """
-def work(results):
-    results.append(step(*updater_and_weight(), times=40))
-results = []
-threads = [threading.Thread(target=work, args=(results,)) for _ in range(4)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
+from multiprocessing.pool import ThreadPool
+results = ThreadPool(4).map(lambda _: step(*updater_and_weight(), times=40), range(4))
 print(len(results), len(set(results)))
 """
 
 THREADS = """
-import threading, numpy as np
+import numpy as np
+from multiprocessing.pool import ThreadPool
 from fastopt import optimizer
 updater = optimizer.get_updater(optimizer.SGD(learning_rate=1.0))
 weight = np.zeros(40_000)
-def work():
+def work(_):
     for _ in range(100):
         updater(0, np.ones(40_000), weight)
-threads = [threading.Thread(target=work) for _ in range(4)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
+ThreadPool(4).map(work, range(4))
 print(set(weight.tolist()), updater.optimizer.num_update)
 """
 
@@ -233,7 +223,7 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no 
 
 @pytest.mark.slow
 @forks
-@pytest.mark.skipif("tbb" not in EVERY, reason="the package tbb is not installed")
+@pytest.mark.skipif(not TBB, reason="the package tbb is not installed")
 def test_a_child_uses_tbb_unless_other_threads_of_its_parent_have(run_python):
     """Another thread may hold one of TBB's locks while its parent forks."""
     printed = run_python(CHILD + OTHERS, NUMBA_THREADING_LAYER="tbb").splitlines()

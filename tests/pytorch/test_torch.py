@@ -102,8 +102,7 @@ def test_every_optimizer_and_those_of_torch_have_a_class():
         if kind.__module__.startswith("fastopt.") and name not in ("test", "ccsgd")
     }
     ours = {name.lower() for name in fastopt.torch.recipes.names()}
-    assert known - ours == set()
-    assert ours - known == {"sparseadam"}
+    assert ours == known | {"sparseadam"}
     assert set(fastopt.torch.recipes.names()) <= set(dir(fastopt.torch))
 
 
@@ -188,8 +187,7 @@ def test_a_gradient_at_a_known_address_may_have_another_dtype_or_shape(others):
     param.grad.data = memory.view(torch.float16)[::2].contiguous()
     before = param.detach().clone()
     opt.step()
-    expected = before - param.grad.detach().float()
-    assert torch.equal(param.detach(), expected)
+    assert torch.equal(param.detach(), before - param.grad.detach().float())
     param.grad.data = memory.view(2, 2)
     with pytest.raises(ValueError, match=r"shape \(4,\), got \(2, 2\)"):
         opt.step()
@@ -239,16 +237,6 @@ def test_data_may_have_another_form_at_the_same_address():
         before = param.detach().clone()
         opt.step()
         assert torch.equal(param.detach(), before - param.grad)
-
-
-def test_parameters_may_share_memory_and_be_added_to_named_ones_without_a_name():
-    first = Parameter(torch.ones(2))
-    second = Parameter(first.data)
-    opt = fastopt.torch.SGD([("first", first)], lr=0.5)
-    opt.param_groups[0]["params"].append(second)
-    first.grad, second.grad = torch.ones(2), torch.ones(2)
-    opt.step()
-    assert first.tolist() == second.tolist() == [0, 0]
 
 
 def test_a_closure_computes_gradients_and_its_loss_is_returned():
@@ -384,8 +372,7 @@ def test_clip_global_norm_limits_the_norm_over_all_groups(groups):
     assert (opt.info.skipped, opt.info.non_finite) == (True, ("bias",))
     opt.zero_grad(set_to_none=True)
     opt.step()
-    assert not opt.info.stepped
-    assert not opt.info.skipped
+    assert (opt.info.stepped, opt.info.skipped) == (False, False)
     assert len(opt.updaters) == groups
 
 
@@ -445,30 +432,9 @@ def test_averages_are_in_the_parameters_inside_of_the_context(options):
         assert copied[0].item() == average
 
 
-def test_an_average_that_starts_after_a_load_is_saved():
-    param, before = trained(name="AdamW", shape=(1,))
-    before.step()
-    opt = fastopt.torch.AdamW([param], average=fastopt.EMA(0.5))
-    opt.load_state_dict(before.state_dict())
-    assert "average" not in opt.state[param]
-    opt.step()
-    with opt.averaged():
-        assert opt.state_dict()["state"][0]["average"].item() == param.item()
-
-
-def test_a_state_shows_tensors_that_share_memory():
-    param, opt = trained(name="Adam", betas=(0.5, 0.5))
-    assert opt.state[param] == {}
-    opt.step()
-    assert opt.state[param].keys() == {"step", "exp_avg", "exp_avg_sq"}
-    opt.state[param]["exp_avg"].zero_()
-    assert opt.updaters[0].states[0][0].tolist() == [0, 0, 0]
-
-
 def test_names_of_parameters_are_in_errors():
     net = model()
     opt = fastopt.torch.SGD(net.named_parameters(), lr=0.5)
-    losses(net, opt, steps=0)
     away = torch.nn.Linear(2, 2, device="meta")
     with pytest.raises(TypeError, match=r"weight is on meta.*model.cpu\(\)"):
         opt.add_param_group({"params": list(away.named_parameters())})
@@ -552,16 +518,6 @@ def test_muon_has_the_options_of_torch(options):
         return param
 
     check_like_torch(run, rtol=0.02, atol=2e-3)  # torch computes in bfloat16
-
-
-def test_an_option_may_not_need_what_the_state_lacks():
-    _, opt = trained(name="Adam")
-    opt.step()
-    opt.param_groups[0]["amsgrad"] = True
-    with pytest.raises(ValueError, match=r"state of parameter 0 lacks .'max_exp_avg_sq'"):
-        opt.step()
-    opt.param_groups[0]["amsgrad"] = False
-    opt.step()
 
 
 @pytest.mark.parametrize(

@@ -250,13 +250,10 @@ def test_numbers_of_parameters_are_those_of_torch():
     for library in (torch.optim, fastopt.torch):
         first, second, third = (Parameter(torch.ones(1)) for _ in range(3))
         with pytest.warns(match="duplicate"):
-            opt = library.SGD(
-                [{"params": [first, first], "mine": {"a": [1]}}, {"params": [second]}]
-            )
+            opt = library.SGD([{"params": [first, first], "mine": {"a": 1}}, {"params": [second]}])
         opt.add_param_group({"params": [third]})
-        found.append(
-            [(group["params"], group.get("mine")) for group in opt.state_dict()["param_groups"]]
-        )
+        groups = opt.state_dict()["param_groups"]
+        found.append([(group["params"], group.get("mine")) for group in groups])
     assert found[0] == found[1]
 
 
@@ -280,15 +277,8 @@ def test_clips_are_those_of_the_optimizer_that_loads(name):
 
 def earlier(opt):
     """The state dict of version 0.1, if torch has no form for its states."""
-
-    def torch_like(tree):
-        if isinstance(tree, dict):
-            return {key: torch_like(part) for key, part in tree.items()}
-        if type(tree) in (tuple, list):
-            return type(tree)(map(torch_like, tree))
-        return torch.from_numpy(tree.copy()) if isinstance(tree, np.ndarray) else tree
-
-    states = [torch_like(updater.state_dict()) for updater in opt.updaters]
+    moved = lambda x: torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x  # noqa: E731
+    states = [tree_map(moved, updater.state_dict()) for updater in opt.updaters]
     for whole in states:
         whole["attributes"]["rescale_grad"] = 1e-3  # as a clip over several groups left it
     return {**copy.deepcopy(opt.state_dict()), "state": {"fastopt": states}}

@@ -51,10 +51,8 @@ def warm(single, updater, steps=4):
     weights = [np.ones((4, 3), np.float32) for _ in INDICES]
     for _ in range(steps):
         grads = [np.ones((4, 3), np.float32) for _ in INDICES]
-        if single:
-            found = frames(lambda grads=grads: updater(0, grads[0], weights[0]))
-        else:
-            found = frames(lambda grads=grads: updater(INDICES, grads, weights))
+        call = (0, grads[0], weights[0]) if single else (INDICES, grads, weights)
+        found = frames(lambda call=call: updater(*call))
     return found
 
 
@@ -71,10 +69,7 @@ def test_frames_of_a_warm_call(name, setting, single):
 @pytest.mark.parametrize("single", [True, *exhaustive(False)], ids=["single", "list"])
 def test_frames_of_a_warm_call_with_groups(single, average):
     """An average costs none, and a list three for each group besides."""
-    groups = {
-        "a": {"wd_mult": 0.0},
-        "b": {"optimizer": optimizer.SGD(learning_rate=0.1, momentum=0.9)},
-    }
+    groups = {"a": {"wd_mult": 0.0}, "b": {"optimizer": optimizer.SGD(lr=0.1, momentum=0.9)}}
     adam = optimizer.Adam(param_idx2name=dict(enumerate("abcd")))
     found = warm(single, optimizer.Updater(adam, groups=groups, average=average))
     assert len(found) <= (SINGLE if single else LIST + 3 * 3), found

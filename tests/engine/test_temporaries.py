@@ -4,9 +4,9 @@ import ast
 
 import pytest
 
-from helpers import temporaries
 from helpers.cases import CHOICES, every_choice, exhaustive, nightly
 from helpers.paths import TESTS
+from helpers.settings import ends
 
 OVERWRITTEN = {"PYTHONMALLOC": "debug", "MALLOC_PERTURB_": "165"}
 
@@ -23,9 +23,9 @@ def test_what_a_call_converts_lives_until_it_ends(profile, run_python):
 @every_choice
 def test_freed_memory_is_not_read(choice, run_python):
     """Its bytes change no bit, which compiled sums over tensors show first."""
-    code = f"from helpers import temporaries; print(temporaries.ends({choice!r}))"
+    code = f"from helpers.settings import ends; print(ends({choice!r}))"
     lines = run_python(code, timeout=3600, **OVERWRITTEN)
-    expected, found = temporaries.ends(choice), ast.literal_eval(lines)
+    expected, found = ends(choice), ast.literal_eval(lines)
     assert len(expected) == len(CHOICES[choice])
     assert [name for name in expected if found[name] != expected[name]] == []
 

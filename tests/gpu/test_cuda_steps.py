@@ -5,14 +5,14 @@ import pytest
 pytest.importorskip("ml_dtypes")
 
 from helpers.device_arrays import check_close
-from ptx.steps import CASES, pairs, stepped
+from ptx.steps import CASES, stepped
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:b?float16 weights without masters"),
 ]
 FORMS = [family for family in CASES if family.startswith(("every optimizer", "other forms"))]
-OWN = ("every", "other", "float64", "graphs", "streams")
+OWN = ("counts", "every", "other", "float64", "graphs", "streams")
 FAMILIES = [family for family in CASES if not family.startswith(OWN)]
 
 
@@ -24,7 +24,7 @@ def cases(families):
 
 def check(case):
     family, _, name = case.partition("/")
-    for device, expected in pairs(*stepped(name, *CASES[family][name])):
+    for device, expected in stepped(name, *CASES[family][name]):
         check_close(device, expected, rtol=1e-5, atol=5e-6)
 
 

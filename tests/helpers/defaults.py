@@ -1,7 +1,8 @@
 """Defaults of fastopt beside those of torch and of the authors, as recorded."""
 
 import json
-import math
+
+import pytest
 
 from fastopt import optimizer
 from helpers.paths import GOLDEN
@@ -34,12 +35,9 @@ def of(name, **arguments):
     """Default values of a class by argument, as an optimizer has them."""
     made = getattr(optimizer, name)(**arguments)
     names = vars(made).keys() & type(made).__signature__.parameters.keys()
-    found = {
-        **{each: getattr(made, each) for each in names},
-        "learning_rate": made.lr,
-        "wd": made.wd,
-    }
-    return found | ({"eps": made.float_stable_eps} if name == "AdaGrad" else {})
+    found = {each: getattr(made, each) for each in names}
+    eps = {"eps": made.float_stable_eps} if name == "AdaGrad" else {}
+    return {**found, **eps, "learning_rate": made.lr, "wd": made.wd}
 
 
 def compared(name, ours):
@@ -57,9 +55,7 @@ def compared(name, ours):
 
 def same(ours, theirs):
     """Whether two defaults are equal."""
-    if isinstance(ours, str) or ours is None or theirs is None:
-        return ours == theirs
-    return math.isclose(ours, theirs, rel_tol=1e-12)
+    return ours == pytest.approx(theirs, rel=1e-12, abs=0)
 
 
 def rows():

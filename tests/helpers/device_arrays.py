@@ -4,7 +4,7 @@ import numpy as np
 
 from fastopt import RowSparse
 from fastopt._engine.validate import leaves as leaves
-from fastopt._kernels.device_memory import owned
+from fastopt._kernels.device_memory import host, owned
 from fastopt._kernels.devices import cuda_target
 from fastopt.device import Device
 
@@ -25,11 +25,7 @@ class Bare:
     """Array without any other attribute, whose shape and dtype may be of types of its own."""
 
     def __init__(self, array):
-        self.array = Foreign(array)
-
-    @property
-    def __cuda_array_interface__(self):
-        return self.array.__cuda_array_interface__
+        self.__cuda_array_interface__ = array.__cuda_array_interface__
 
 
 def on_device(state):
@@ -39,13 +35,6 @@ def on_device(state):
     if isinstance(state, RowSparse):
         return RowSparse(on_device(state.values), on_device(state.indices), state.shape)
     return owned(state, Device("cuda", cuda_target().get_current_device().id))
-
-
-def host(state):
-    """Copy of device arrays in main memory."""
-    if isinstance(state, (list, tuple)):
-        return type(state)(map(host, state))
-    return None if state is None else state.copy_to_host()
 
 
 def check_close(device, expected, rtol=2e-6, atol=1e-6):

@@ -1,8 +1,7 @@
 """Attacks: damaged checkpoints and steps after them, run in a process of their own.
 
 As a program it takes the first seed, the number of cases, and "all" to attack every optimizer. It
-prints the seed before each case and what it found after it, so that the parent knows which case
-killed it. :func:`attack` is that parent.
+prints a line after each case, so that its parent, :func:`attack`, knows which one killed it.
 """
 
 import copy
@@ -18,17 +17,19 @@ from contextlib import suppress
 
 import numpy as np
 
-from fastopt import Updater, lr_scheduler, optimizer
+from fastopt import Updater, lr_scheduler
 from fastopt._engine.validate import leaves
 from fastopt.checkpoint import CheckpointError, dumps, from_torch_state_dict, to_torch_state_dict
 from fastopt.checkpoint.format.tree import read
 from fastopt.checkpoint.restore.describe import describe
 from fastopt.checkpoint.restore.restore import restore
 from helpers import processes
-from helpers.cases import CASES
+from helpers.cases import SUMS
 from helpers.mxnet_pickles import dense, pickled, row_sparse
 from helpers.paths import TESTS
+from helpers.settings import TABLE
 from helpers.tensor_lists import dtype_of, frozen
+from helpers.trees import parts
 
 SENTINEL = 3e4
 """What surrounds the arrays of a call; no number of an update comes near it."""
@@ -38,26 +39,10 @@ SECONDS = 120
 """Time for one case, which may compile."""
 MEMORY = 3 * 2**30
 """Bytes that a child may map beyond those at its start."""
-REFUSED = (TypeError, ValueError)
 
-FEW = [
-    ("sgd", {"momentum": 0.9}),
-    ("adam", {}),
-    ("lbsgd", {"momentum": 0.9, "batch_scale": 3}),
-    ("adamw", {"sparse_decay": "catch_up", "wd": 0.1}),
-]
-"""Names and arguments of the optimizers of the short attack."""
-EVERY = [
-    *FEW,
-    ("adamw", {"sparse_decay": "dense", "wd": 0.1}),
-    ("lion", {"sparse_decay": "catch_up", "wd": 0.1}),
-    ("sgd", {"momentum": 0.9, "multi_precision": True}),
-    ("adam", {"multi_precision": True, "master": "split"}),
-    ("sgd", {"rounding": "stochastic"}),
-    ("adam", {"state_dtype": "bfloat16"}),
-    ("sgd", {"clip_gradient": 0.5, "wd": 0.1}),
-    *((case.name, case.kwargs) for case in CASES if case.name != "ccsgd"),
-]
+FEW = "sgd-momentum=0.9", "adam", SUMS, "deferred decay"
+"""Settings of the short attack."""
+EVERY = [name for name, each in TABLE.items() if each.is_elementwise and not each.settings()]
 
 
 class Guarded:
@@ -90,7 +75,7 @@ def check(call, updater, blocks):
     before = state_of(updater), [frozen(block.array) for block in blocks]
     try:
         call()
-    except REFUSED:
+    except (TypeError, ValueError):
         same = (state_of(updater), [frozen(block.array) for block in blocks]) == before
         return None if same else "a refused call changed something"
     except Exception as error:
@@ -102,20 +87,17 @@ SHAPE = (5, 3)
 
 
 class Run:
-    """An updater of one configuration, and steps for it."""
+    """An updater of one setting, and steps for it."""
 
-    def __init__(self, configuration, seed):
-        name, kwargs = configuration
-        self.rng = np.random.default_rng(seed)
-        kind = "bfloat16" if kwargs.get("master") == "split" else "float16"
-        self.dtype = dtype_of(kind if kwargs.get("multi_precision") else "float32")
-        self.sparse = "sparse_decay" in kwargs or self.rng.random() < 0.3
-        more = {"learning_rate": 0.01}
+    def __init__(self, name, seed):
+        setting, self.rng = TABLE[name], np.random.default_rng(seed)
+        made, self.dtype = setting.make(), dtype_of(setting.dtype)
+        self.sparse = setting.rows or self.rng.random() < 0.3
         if self.rng.random() < 0.3:
-            more["lr_scheduler"] = lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.01)
+            made.lr_scheduler = lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.01)
         if self.rng.random() < 0.3:
-            more["param_idx2name"] = {0: "a_weight", 1: "b_bias"}
-        self.updater = Updater(optimizer.create(name, **more, **kwargs))
+            made.idx2name = {0: "a_weight", 1: "b_bias"}
+        self.updater = Updater(made)
         self.weights = {index: np.ones(SHAPE, self.dtype) for index in (0, "a")}
         self.guards = []
 
@@ -184,20 +166,6 @@ def odd(rng):
     return np.ones(pick(rng, [*SHAPES, SHAPE, SHAPE[::-1], (500, 3)]), pick(rng, DTYPES))
 
 
-def plain(rng):
-    """An odd value for JSON."""
-    value = odd(rng)
-    return str(value.dtype) if isinstance(value, np.ndarray) else value
-
-
-def parts(tree, path=()):
-    """All parts of a nested value by path."""
-    yield path, tree
-    items = tree.items() if isinstance(tree, dict) else ()
-    for key, part in enumerate(tree) if isinstance(tree, (list, tuple)) else items:
-        yield from parts(part, (*path, key))
-
-
 def changed(tree, path, change):
     """A copy in which `change` was applied to the container of the last key."""
     key, *rest = path
@@ -209,7 +177,7 @@ def changed(tree, path, change):
     return tuple(made) if isinstance(tree, tuple) else made
 
 
-def mutated(rng, tree, values=odd):
+def mutated(rng, tree):
     """A nested value with a few random changes."""
 
     def change(container, key):
@@ -217,19 +185,19 @@ def mutated(rng, tree, values=odd):
         if kind == 0:
             del container[key]
         elif kind == 1 and isinstance(container, dict):
-            container[values(rng) if rng.random() < 0.2 else "extra"] = value
+            container[odd(rng) if rng.random() < 0.2 else "extra"] = value
         elif kind < 5 and isinstance(value, np.ndarray):
             container[key] = pick(rng, OF_ARRAYS)(value)
         elif kind < 5 and type(value) in (int, float):
             factor, more = rng.choice([0, 1, 2, 0.5, -1, 100]), rng.choice([0, 1])
             container[key] = type(value)(value * factor + more)
         else:
-            container[key] = values(rng)
+            container[key] = odd(rng)
 
     for _ in range(rng.integers(1, 3)):
         every = dict(parts(tree))
         if not every.pop(()):
-            return values(rng)
+            return odd(rng)
         arrays = [path for path, part in every.items() if isinstance(part, np.ndarray)]
         chosen = arrays if arrays and rng.random() < 0.3 else [*every]
         with suppress(TypeError, IndexError, ValueError, OverflowError):  # it cannot be so odd
@@ -243,13 +211,9 @@ def flipped(rng, data):
     for _ in range(rng.choice([1, 2, 8])):
         data[rng.integers(len(data))] ^= 1 << rng.integers(8)
     start, count = rng.integers(len(data)), rng.integers(1, 20)
-    kind = rng.integers(6)
-    if kind == 0:
-        del data[start:]
-    elif kind == 1:
-        data[start:start] = rng.bytes(count)
-    elif kind == 2:
-        del data[start : start + count]
+    changes = [(None, b""), (start, rng.bytes(count)), (start + count, b""), *[(start, b"")] * 3]
+    end, new = pick(rng, changes)
+    data[start:end] = new
     return bytes(data)
 
 
@@ -259,13 +223,13 @@ def rewritten(rng, data):
     header = json.loads(data[8:end])
     document = json.loads(header["__metadata__"]["fastopt"])
     if rng.random() < 0.8:
-        document = mutated(rng, document, plain)
+        document = mutated(rng, document)
     else:
-        header = mutated(rng, header, plain)
-    text = json.dumps(document)
+        header = mutated(rng, header)
+    text = json.dumps(document, default=str)
     if isinstance(header, dict) and isinstance(header.get("__metadata__"), dict):
         header["__metadata__"] |= {"fastopt": text, "crc32": str(zlib.crc32(text.encode()))}
-    head = json.dumps(header).encode()
+    head = json.dumps(header, default=str).encode()
     return len(head).to_bytes(8, "little") + head + data[end:]
 
 
@@ -280,7 +244,7 @@ def of_mxnet(run):
     simple = (bool, int, float, str, type(None))
     kept = {name: value for name, value in vars(made).items() if isinstance(value, simple)}
     kept |= {"_index_update_count": dict(made._index_update_count)}
-    attributes = {"class": type(made).__name__} | mutated(rng, kept, plain)
+    attributes = {"class": type(made).__name__} | mutated(rng, kept)
     data = pickled(states, attributes if rng.integers(2) else None)
     return flipped(rng, data) if rng.random() < 0.7 else data
 
@@ -309,9 +273,9 @@ def attacks(run):
     }
 
 
-def attacked(seed, configuration):
+def attacked(seed, setting):
     """Load something damaged and go on; return the outcome and a finding, if any."""
-    run, target = Run(configuration, seed), Run(configuration, seed + 1)
+    run, target = Run(setting, seed), Run(setting, seed + 1)
     run.steps(run.rng.integers(1, 4))
     kinds = attacks(run)
     kind = pick(run.rng, [*kinds])
@@ -340,7 +304,7 @@ def attacked(seed, configuration):
 
 
 def main(first, count, every):
-    """Run cases and print what they come to, one line before and one after each."""
+    """Run cases and print what they come to."""
     import resource
 
     warnings.simplefilter("ignore")
@@ -350,39 +314,30 @@ def main(first, count, every):
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
     known = EVERY if every else FEW
     for seed in range(first, first + count):
-        configuration = known[seed % len(known)]
-        print(json.dumps([seed, str(configuration)]), flush=True)
+        setting = known[seed % len(known)]
         signal.alarm(SECONDS)
-        result = attacked(seed, configuration)
+        result = attacked(seed, setting)
         signal.alarm(0)
-        print(json.dumps(result), flush=True)
+        print(json.dumps([setting, *result]), flush=True)
 
 
 def attack(first, count, every=False):
-    """Run cases in child processes; return outcomes, and findings as (seed, case, what)."""
-    outcomes, findings = Counter(), []
-    seed, end = first, first + count
+    """Run cases in child processes; return outcomes, and findings as (seed, setting, what)."""
+    outcomes, findings, seed, end = Counter(), [], first, first + count
     paths = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "helpers.fuzzing"]
+    environment = {"MALLOC_PERTURB_": "165", "PYTHONPATH": paths}
     while seed < end:
-        done = processes.run(
-            *[*command, seed, end - seed, *["all"] * every],
-            status=None,
-            timeout=None,
-            MALLOC_PERTURB_="165",
-            PYTHONPATH=paths,
-        )
-        lines = [json.loads(line) for line in done.stdout.splitlines()]
-        for case, (outcome, wrong) in zip(lines[::2], lines[1::2], strict=False):
+        command = sys.executable, "-m", "helpers.fuzzing", seed, end - seed, *["all"] * every
+        done = processes.run(*command, status=None, timeout=None, **environment)
+        for setting, outcome, wrong in map(json.loads, done.stdout.splitlines()):
             outcomes[outcome] += 1
-            findings += [(*case, wrong)] if wrong else []
-        if not done.returncode:
-            break
-        case = lines[-1] if len(lines) % 2 else [end, "start"]
-        words = done.stderr.strip().splitlines()[-1:]
-        outcomes["signals"] += done.returncode < 0
-        findings.append((*case, f"the process ended with {done.returncode}: {words}"))
-        seed = case[0] + 1
+            findings += [(seed, setting, wrong)] if wrong else []
+            seed += 1
+        if done.returncode:
+            words = done.stderr.strip().splitlines()[-1:]
+            outcomes["signals"] += done.returncode < 0
+            findings.append((seed, f"the process ended with {done.returncode}: {words}"))
+            seed += 1
     return outcomes, findings
 
 

@@ -1,5 +1,7 @@
 """Updaters with groups, beside an updater of its own for each weight."""
 
+from operator import attrgetter
+
 import numpy as np
 
 from fastopt import optimizer
@@ -45,14 +47,13 @@ def train(updater, each, weights, expected, gradients, steps, way=as_list):
                 own(name, grads[name], expected[name])
 
 
+kept_by = attrgetter("states", "averages", "optimizer._index_update_count")
+
+
 def check_same(updater, each, weights, expected):
     """Weights, states, averages and counts are those of the updaters of single weights."""
     assert frozen(weights) == frozen(expected)
     for name, own in each.items():
-        for ours, theirs in (
-            (updater.states, own.states),
-            (updater.averages, own.averages),
-            (updater.optimizer._index_update_count, own.optimizer._index_update_count),
-        ):
+        for ours, theirs in zip(kept_by(updater), kept_by(own), strict=True):
             assert frozen(ours.get(name)) == frozen(theirs.get(name))
     assert updater.states.keys() <= each.keys()

@@ -2,21 +2,10 @@
 
 import pytest
 
-from fastopt._engine.validate import leaves as flat
+from fastopt._engine.validate import leaves as flat  # noqa: F401 - for the tests
 from helpers.cases import CASES, LIGHT, sampled
 
-__all__ = ["FORMS", "bits", "every_case", "flat", "lively", "master_of", "silent"]
-
 every_case = pytest.mark.parametrize("case", sampled(CASES, LIGHT), ids=str)
-
-FORMS = {
-    "masters": {"multi_precision": True},
-    "split masters": {"multi_precision": True, "master": "split"},
-    "nearest": {},
-    "stochastic": {"rounding": "stochastic"},
-    "compressed state": {"multi_precision": True, "state_dtype": "bfloat16"},
-}
-"""Ways to keep a weight of half precision: arguments of an optimizer."""
 
 silent = pytest.mark.filterwarnings("ignore:b?float16 weights without masters")
 

@@ -6,9 +6,7 @@ from numba import njit
 from fastopt._kernels.layout import ADDRESS, WIDTH, Layout
 from helpers.cases import CASES
 
-RULES = {
-    r.name: r for r in (rule for case in CASES for rule in [case.make().rule] if rule is not None)
-}
+RULES = {r.name: r for r in (case.make().rule for case in CASES) if r is not None}
 
 
 def compile_loop(loop, layout, arrays, *more):

@@ -3,8 +3,6 @@
 import os
 import signal
 
-__all__ = ["killed_at"]
-
 
 def killed_at(step, work, *names):
     """Status of a child that is killed before or after a call of these functions of `os`.

@@ -1,10 +1,8 @@
 """Pickles like those of MXNet's get_states, made with stand-ins for its classes."""
 
+import io
 import pickle
 import struct
-import sys
-from contextlib import contextmanager
-from types import ModuleType
 
 import numpy as np
 
@@ -46,25 +44,6 @@ def named_list(blobs):
     return head + count + b"".join(blobs.values()) + count + b"".join(names)
 
 
-@contextmanager
-def stand_ins(*names):
-    """Classes that pickle under these full names, for the time of the context."""
-    before, made = dict(sys.modules), []
-    for full in names:
-        *packages, name = full.split(".")
-        for depth in range(len(packages)):
-            module = ".".join(packages[: depth + 1])
-            sys.modules.setdefault(module, ModuleType(module))
-        klass = type(name, (Stand,), {"__module__": module})
-        setattr(sys.modules[module], name, klass)
-        made.append(klass)
-    try:
-        yield made
-    finally:
-        for module in sys.modules.keys() - before.keys():
-            del sys.modules[module]
-
-
 class Stand:
     """Is pickled as NDArray is."""
 
@@ -76,31 +55,41 @@ class Stand:
         return type(self), (None,), vars(self)
 
 
+class Pickler(pickle._Pickler):
+    """Pickles stand-ins under the full names of their classes, which need not exist."""
+
+    def save_global(self, obj, name=None):
+        if Stand not in getattr(obj, "__mro__", ()):
+            return super().save_global(obj, name)
+        module, _, name = obj.__name__.rpartition(".")
+        self.write(pickle.GLOBAL + f"{module}\n{name}\n".encode())
+        return self.memoize(obj)
+
+
 def pickled(states, optimizer=None, protocol=4):
     """Pickle of states, each of a blob, None, or a tuple of these; `optimizer` is its attributes.
 
     Blobs whose storage type is 1 become row-sparse arrays.
     """
-    with stand_ins(
-        "mxnet.ndarray.ndarray.NDArray",
-        "mxnet.ndarray.sparse.RowSparseNDArray",
-        f"mxnet.optimizer.{(optimizer or {}).get('class', 'SGD')}",
-        "mxnet.lr_scheduler.FactorScheduler",
-    ) as (plain, sparse, klass, schedule):
+    names = "ndarray.ndarray.NDArray", "ndarray.sparse.RowSparseNDArray"
+    names += f"optimizer.{(optimizer or {}).get('class', 'SGD')}", "lr_scheduler.FactorScheduler"
+    plain, sparse, klass, schedule = (type(f"mxnet.{name}", (Stand,), {}) for name in names)
 
-        def convert(state):
-            if isinstance(state, tuple):
-                return tuple(map(convert, state))
-            if isinstance(state, dict):
-                return {key: convert(value) for key, value in state.items()}
-            if isinstance(state, bytes):
-                return (sparse if state[4:8] == b"\1\0\0\0" else plain)(state)
-            return schedule() if state == "schedule" else state
+    def convert(state):
+        if isinstance(state, tuple):
+            return tuple(map(convert, state))
+        if isinstance(state, dict):
+            return {key: convert(value) for key, value in state.items()}
+        if isinstance(state, bytes):
+            return (sparse if state[4:8] == b"\1\0\0\0" else plain)(state)
+        return schedule() if state == "schedule" else state
 
-        content = convert(states)
-        if optimizer:
-            made = klass()
-            attributes = {"lr_scheduler": None, **optimizer}
-            vars(made).update((k, convert(v)) for k, v in attributes.items() if k != "class")
-            content = content, made
-        return pickle.dumps(content, protocol)
+    content = convert(states)
+    if optimizer:
+        made = klass()
+        attributes = {"lr_scheduler": None, **optimizer}
+        vars(made).update((k, convert(v)) for k, v in attributes.items() if k != "class")
+        content = content, made
+    file = io.BytesIO()
+    Pickler(file, protocol).dump(content)
+    return file.getvalue()

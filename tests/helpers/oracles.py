@@ -54,22 +54,6 @@ def adamatan2(w, lr, wd, a, b, beta1=0.9, beta2=0.999):
         w = w - lr * (u + wd * w)
 
 
-def adan(w, lr, wd, beta1=0.98, beta2=0.92, beta3=0.99, eps=1e-8):
-    """arXiv:2208.06677, algorithm 1, as the authors' code has it."""
-    m, n, v, t, last = 0.0, 0.0, 0.0, 0, None
-    while True:
-        g = yield w
-        t += 1
-        d = 0.0 if last is None else g - last
-        last = g
-        m = beta1 * m + (1 - beta1) * g
-        n = beta2 * n + (1 - beta2) * d
-        v = beta3 * v + (1 - beta3) * (g + beta2 * d) ** 2
-        root = np.sqrt(v / (1 - beta3**t)) + eps
-        step = (m / (1 - beta1**t) + beta2 * n / (1 - beta2**t)) / root
-        w = (w - lr * step) / (1 + lr * wd)
-
-
 def stablespam(w, lr, wd, reset_interval, beta1=0.9, beta2=0.999, eps=1e-8):
     """arXiv:2502.17055, algorithm 1, for one layer."""
     gamma1, gamma2, gamma3 = 0.7, 0.9, 0.999
@@ -91,15 +75,6 @@ def stablespam(w, lr, wd, reset_interval, beta1=0.9, beta2=0.999, eps=1e-8):
         v = beta2 * v + (1 - beta2) * g**2
         u = m / (1 - beta1**since) / (np.sqrt(v / (1 - beta2**since)) + eps)
         w = w - lr * (u + wd * w)
-
-
-def sgdw(w, lr, wd, momentum, decouple):
-    """arXiv:1711.05101, algorithm 1."""
-    m = 0.0
-    while True:
-        g = yield w
-        m = momentum * m + g
-        w = w - lr * wd * w - lr * m
 
 
 def adabelief(w, lr, wd, beta1=0.9, beta2=0.999, eps=1e-8):

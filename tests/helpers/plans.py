@@ -112,9 +112,8 @@ def restate(form):
     """A change of the states of an updater to arrays of another form."""
 
     def change(world):
-        states = world.updater.states
-        for index in states:
-            states[index] = form(states[index])
+        for index, state in [*world.updater.states.items()]:
+            world.updater.states[index] = form(state)
 
     return change
 
@@ -310,10 +309,7 @@ class World:
         return (dense[form](plain) if plain.ndim else plain), plain
 
     def call(self, way, names, grads):
-        weights, given = (
-            [self.weights[name] for name in names],
-            dict(zip(names, grads, strict=True)),
-        )
+        weights, given = [self.weights[n] for n in names], dict(zip(names, grads, strict=True))
         if way == "single":
             one_by_one(self.updater, names, grads, weights)
         elif way in ("list", "tuple"):
@@ -336,8 +332,7 @@ class World:
 
     def numbers(self):
         """Weights, states and averages, on the host."""
-        updater = self.updater
-        return host((self.weights, dict(updater.states), dict(updater.averages)))
+        return host((self.weights, *map(dict, (self.updater.states, self.updater.averages))))
 
     def results(self):
         """What another updater has too that was given the same numbers."""
@@ -376,10 +371,10 @@ def spoil_rate(world, name, grad):
     return grad
 
 
-def scheduled(rate=None, error=None):
+def scheduled(rate):
     def schedule(update):
-        if error is not None:
-            raise error
+        if isinstance(rate, BaseException):
+            raise rate
         return rate
 
     def spoil(world, name, grad):
@@ -400,9 +395,9 @@ def listing(row, count=2):
 
 OF_RATES = {
     "a rate that is NaN": spoil_rate,
-    "a schedule that raises": scheduled(error=ZeroDivisionError()),
+    "a schedule that raises": scheduled(ZeroDivisionError()),
     **{f"a rate of {rate} from a schedule": scheduled(rate) for rate in (-0.1, np.nan, np.inf)},
-    "Ctrl-C in a schedule": scheduled(error=KeyboardInterrupt()),
+    "Ctrl-C in a schedule": scheduled(KeyboardInterrupt()),
 }
 FAULTS = {
     "another shape": lambda world, name, grad: world.beside(name, np.ones((9, 9), np.float32)),

@@ -127,11 +127,6 @@ def load(name, comm):
                 sys.modules.pop(own, None)
 
 
-def checks_of(module):
-    """Checks of a module by name, in order."""
-    return {name: item for name, item in vars(module).items() if name.startswith("check_")}
-
-
 def names_of(name):
     """Names of the checks of a module that need not be loaded."""
     return re.findall(r"^def (check_\w+)", (CHECKS / f"{name}.py").read_text("utf-8"), re.MULTILINE)
@@ -139,11 +134,11 @@ def names_of(name):
 
 def call_checks(comm, name, *arguments, skipped=(), prints=True):
     """Call the checks of a module on a rank, in order, but those `skipped`; return their names."""
-    checks = checks_of(load(name, comm))
+    module = load(name, comm)
     comm.Barrier()  # until all are loaded, as this sets filters of warnings
-    found = [check for check in checks if check not in skipped]
+    found = [check for check in names_of(name) if check not in skipped]
     for check in found:
-        checks[check](*arguments)
+        getattr(module, check)(*arguments)
         comm.Barrier()
         if prints and comm.rank == 0:
             print("passed", check, flush=True)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from fastopt._engine.validate import leaves
 from fastopt.sparse import RowSparse
+from helpers.tensor_lists import frozen
 
 WIDTHS = [1, 2, 3, 7, 8, 31, 64, 1023, 1100]
 ARGUMENTS = {"rescale_grad": 0.75, "clip_gradient": 2.5}
@@ -45,12 +46,8 @@ def listing(rng, shape, dtype, count):
     """Gradient that lists `count` rows at random; its values are multiples of 1/8."""
     rows = rng.integers(0, shape[0], count) if shape[0] else np.empty(0, np.int64)
     rows = rows.astype(rng.choice([np.int32, np.int64]))
-    return RowSparse(eighths(rng, (len(rows), *shape[1:]), dtype), rows, shape)
-
-
-def eighths(rng, shape, dtype):
-    """Multiples of 1/8 from -4 to 4."""
-    return (rng.integers(-32, 33, shape) / 8).astype(dtype)
+    values = rng.integers(-32, 33, (len(rows), *shape[1:])) / 8
+    return RowSparse(values.astype(dtype), rows, shape)
 
 
 def all_rows(grad):
@@ -58,17 +55,6 @@ def all_rows(grad):
     return RowSparse(grad, np.arange(len(grad)), grad.shape)
 
 
-def with_rows(arrays):
-    """Arrays of a weight and its state, without numbers that are kept once for the tensor."""
-    return tuple(array for array in arrays if array.ndim)
-
-
 def same_bits(actual, expected):
-    """Assert that arrays, or tuples of arrays, are equal bit for bit."""
-    pairs = (
-        zip(actual, expected, strict=True) if isinstance(actual, tuple) else [(actual, expected)]
-    )
-    for one, other in pairs:
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        np.testing.assert_array_equal(one, other)
-        assert one.tobytes() == other.tobytes()
+    """Assert that arrays, or sequences of arrays, are equal bit for bit."""
+    assert frozen(actual) == frozen(expected)

@@ -10,12 +10,13 @@ import pytest
 
 import fastopt
 from fastopt import EMA, SWA, Lookahead, RowSparse, optimizer
+from fastopt._engine.validate import leaves
 from fastopt.amp import LossScaler
 from fastopt.lr_scheduler import FactorScheduler
-from helpers.cases import CASES, LIGHT, OF_STEPS, Case, marks_of
+from helpers.cases import CASES, CHOICES, LIGHT, OF_STEPS, Case, marks_of
 from helpers.matrix_rules import FORMS
-from helpers.row_rules import RowAdam
 from helpers.tensor_lists import as_list, dtype_of
+from helpers.users import RowAdam
 
 SHAPES = {"embed.weight": (6, 4), "body.weight": (4, 6), "body.bias": (5,), "norm.scale": (3,)}
 LARGE = {"a": (40, 200), "b": (5000,), "c": (64, 64)}
@@ -100,8 +101,9 @@ class Setting:
             way(updater, weights, grads.values(), weights.values())
 
 
-def adam(**kwargs):
-    return optimizer.Adam(learning_rate=0.1, wd=0.1, seed=3, **kwargs)
+adam = partial(optimizer.Adam, learning_rate=0.1, wd=0.1, seed=3)
+adamw = partial(optimizer.AdamW, lr=0.1, wd=0.1)
+row_adam = partial(RowAdam, learning_rate=0.1, lazy_update=True)
 
 
 def groups():
@@ -144,20 +146,14 @@ OPTIMIZERS = {
     "noise": Setting(lambda: optimizer.SGLD(multi_precision=True, seed=3), dtype="float16"),
     "lazy rows": Setting(partial(adam, lazy_update=True), rows=True),
     "rows of masters": Setting(partial(adam, **MASTERS), dtype="bfloat16", rows=True),
-    "deferred decay": Setting(
-        lambda: optimizer.AdamW(lr=0.1, wd=0.1, sparse_decay="catch_up"), rows=True
-    ),
+    "deferred decay": Setting(partial(adamw, sparse_decay="catch_up"), rows=True),
     "sums of gradients": Setting(
         lambda: optimizer.LBSGD(momentum=0.9, batch_scale=2, multi_precision=True, lr=0.1),
         dtype="float16",
         period=2,
     ),
-    "decay of all rows": Setting(
-        lambda: optimizer.AdamW(lr=0.1, wd=0.1, sparse_decay="dense"), rows=True
-    ),
-    "state of rows and of elements": Setting(
-        lambda: RowAdam(learning_rate=0.1, lazy_update=True), rows=True, shapes=MATRICES
-    ),
+    "decay of all rows": Setting(partial(adamw, sparse_decay="dense"), rows=True),
+    "state of rows and of elements": Setting(row_adam, rows=True, shapes=MATRICES),
     "sums of rows": Setting(lambda: optimizer.LBSGD(batch_scale=2, lr=0.1), rows=True, period=2),
 }
 """Settings of an optimizer."""
@@ -169,24 +165,23 @@ def settings_of(name, in_groups=False):
 
 
 WHOLE = "clip_global_norm", "loss_scaler"
+
+
+def updating(name, make, in_groups=False, **kwargs):
+    settings = partial(settings_of, name, in_groups)
+    return Setting(make, settings, is_whole=name in WHOLE, period=3, **kwargs)
+
+
 ROWS = "accumulate", "EMA", "SWA", "Lookahead", "clip_adaptive", *WHOLE
 TABLE = {
     **{
-        name + (" in groups" if in_groups else ""): Setting(
-            adam, partial(settings_of, name, in_groups), is_whole=name in WHOLE, period=3
-        )
+        name + (" in groups" if in_groups else ""): updating(name, adam, in_groups)
         for name in UPDATERS
         for in_groups in (False, True)
     },
     "groups": Setting(adam, lambda: {"groups": groups()}),
     **{
-        name + " of rows": Setting(
-            partial(adam, lazy_update=name != "EMA"),
-            partial(settings_of, name, False),
-            rows=True,
-            is_whole=name in WHOLE,
-            period=3,
-        )
+        name + " of rows": updating(name, partial(adam, lazy_update=name != "EMA"), rows=True)
         for name in ROWS
     },
     **OPTIMIZERS,
@@ -204,7 +199,7 @@ TABLE = {
         partial(FORMS["muon"], lr=0.01, wd=0.1, fallback="adamw"),
         lambda: {
             "groups": {
-                r"bias$|norm": {"wd_mult": 0.0},
+                **groups(),
                 r"^embed": {"optimizer": optimizer.Adam(learning_rate=0.2)},
                 r"^body.w": {"lr_mult": 2.0, "clip_gradient": 0.3},
             }
@@ -233,3 +228,14 @@ def every_setting(choose=lambda setting: True, sample=LIGHT):
     }
     values = [pytest.param(setting, marks=marks[name]) for name, setting in chosen.items()]
     return pytest.mark.parametrize("setting", values, ids=list(chosen))
+
+
+def ends(choice):
+    """All bits after some steps of each case, which do not depend on memory that is free."""
+    found = {}
+    for name in map(str, CHOICES[choice]):
+        updater, weights = TABLE[name].updater(), TABLE[name].weights()
+        TABLE[name].train(updater, weights, range(4))
+        arrays = [*weights.values(), *leaves(list(updater.states.values()))]
+        found[name] = [array.tobytes() for array in arrays]
+    return found

@@ -5,16 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from fastopt._kernels.device_memory import host
+from fastopt._kernels.layout import bfloat16
 from fastopt.sparse import RowSparse
 
 
 def dtype_of(name):
     """NumPy's dtype, or that of bfloat16."""
-    if name != "bfloat16":
-        return np.dtype(name)
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16)
+    return bfloat16() if name == "bfloat16" else np.dtype(name)
 
 
 def normal(seed, shape, dtype):

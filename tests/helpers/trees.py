@@ -1,21 +1,21 @@
-"""Equality of trees of states."""
+"""Trees of states."""
 
 import numpy as np
 
+from helpers.tensor_lists import frozen
+
+
+def parts(tree, path=()):
+    """All parts of a nested value by path."""
+    yield path, tree
+    items = tree.items() if isinstance(tree, dict) else ()
+    for key, part in enumerate(tree) if isinstance(tree, (list, tuple)) else items:
+        yield from parts(part, (*path, key))
+
 
 def assert_same(got, expected):
-    assert type(got) is type(expected)
-    if isinstance(expected, np.ndarray):
-        assert got.dtype == expected.dtype
-        assert got.flags.writeable
-        np.testing.assert_array_equal(got, expected)
-    elif isinstance(expected, dict):
-        assert list(got) == list(expected)
-        for key, value in expected.items():
-            assert_same(got[key], value)
-    elif isinstance(expected, (list, tuple)):
-        assert len(got) == len(expected)
-        for one, other in zip(got, expected, strict=True):
-            assert_same(one, other)
-    else:
-        assert got == expected
+    """Trees are equal, also in types and in order, and arrays of the first may be written to."""
+    assert frozen(got) == frozen(expected)
+    one, other = ([(path, type(part)) for path, part in parts(each)] for each in (got, expected))
+    assert one == other
+    assert all(part.flags.writeable for _, part in parts(got) if isinstance(part, np.ndarray))

@@ -61,8 +61,7 @@ the device."""
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory):
     """What ``fake_driver/steps.py`` printed."""
-    folder = tmp_path_factory.mktemp("driver")
-    build_driver(folder)
+    folder = build_driver(tmp_path_factory.mktemp("driver")).parent
     script = TESTS / "fake_driver" / "steps.py"
     return json.loads(run_python(folder, "-W", "error", script, FAKE_DEVICES="2"))
 

@@ -211,12 +211,7 @@ REFUSED = [
     ),
     (TypeError, with_hyper(None), (2,), r"Wrong.hyper\(\) must return a dict of numbers, got None"),
     (TypeError, with_hyper({}), (2,), r"Wrong.hyper\(\) does not return 'half'"),
-    (
-        TypeError,
-        with_hyper({"half": "much"}),
-        (2,),
-        "rule halving .*'half'.*, got .*'much'",
-    ),
+    (TypeError, with_hyper({"half": "much"}), (2,), "rule halving .*'half'.*, got .*'much'"),
     (TypeError, with_hyper({"half": None}), (2,), "rule halving needs numbers"),
     *(
         (TypeError, with_rule(function), (size,), f"index 0: rule {function.__name__} .*{words}")

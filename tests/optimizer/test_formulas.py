@@ -23,7 +23,6 @@ ids = [f"{i}-{case['name']}" for i, case in enumerate(OTHERS + OF_TORCH)]
 
 SIZES = np.array([1e2, 1.0, 1e-1, 1e-2, 1e-4, 0.0])
 
-HEAVY = {"momentum": 0.9, "decouple": True}
 OF_MXNET = partial(oracles.adam, formula="mxnet")
 NADAM = partial(oracles.adam, kind="nadam")
 NADAMW = partial(oracles.adam, kind="nadamw", decoupled=True)
@@ -34,11 +33,9 @@ FORMULAS = {
     "adamw amsgrad": (partial(OF_MXNET, decoupled=True, eps=1e-6), "adamw", {"amsgrad": True}),
     "nadam amsgrad": (NADAM, "nadam", {"amsgrad": True}),
     "nadam amsgrad of torch": (NADAM, "nadam", {"amsgrad": True, **TORCH}),
-    "sgdw": (oracles.sgdw, "sgd", HEAVY),
     "nadamw": (NADAMW, "nadamw", {"correction": "present"}),
     "nadamw amsgrad": (NADAMW, "nadamw", {"amsgrad": True}),
     "adamatan2": (oracles.adamatan2, "adamatan2", {"a": 1.3, "b": 0.8}),
-    "adan": (oracles.adan, "adan", {}),
     "stablespam": (oracles.stablespam, "stablespam", {"reset_interval": 5}),
     **{name: (getattr(oracles, name), name, {}) for name in PAPERS},
     "radam from a length": (oracles.radam, "radam", {"threshold": 5}),

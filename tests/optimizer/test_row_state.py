@@ -11,7 +11,7 @@ from fastopt.optimizer import NovoGrad
 from fastopt.sparse import RowSparse
 from helpers.cases import exhaustive, slow
 from helpers.matrix_rules import single, trained
-from helpers.row_rules import RowAdam, row_adam, row_adam_formula
+from helpers.users import RowAdam, row_adam, row_adam_formula
 
 SHAPE = (7, 37)
 RNG = np.random.default_rng(0)

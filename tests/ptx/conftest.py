@@ -7,6 +7,4 @@ from ptx.executor import build_driver
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("driver")
-    build_driver(folder)
-    return folder
+    return build_driver(tmp_path_factory.mktemp("driver")).parent

@@ -18,20 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers import processes
 from helpers.paths import ROOT, TESTS
 from ptx.translate import translate
-
-__all__ = [
-    "build_driver",
-    "compile_kernel",
-    "environment",
-    "executed",
-    "install",
-    "needs_compiler",
-    "needs_numba_cuda",
-    "record_launches",
-    "run_python",
-]
 
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 HERE = Path(__file__).parent
@@ -41,12 +30,10 @@ needs_compiler = [
     pytest.mark.skipif(COMPILER is None, reason="needs a C compiler"),
     pytest.mark.skipif(sys.platform != "linux", reason="the driver without a device is for Linux"),
 ]
+NUMBA_CUDA = "needs numba-cuda: pip install 'numba-cuda[cu13]'"
 needs_numba_cuda = [
     *needs_compiler,
-    pytest.mark.skipif(
-        find_spec("numba_cuda") is None,
-        reason="needs numba-cuda: pip install 'numba-cuda[cu13]'",
-    ),
+    pytest.mark.skipif(find_spec("numba_cuda") is None, reason=NUMBA_CUDA),
 ]
 """Marks of tests that need the driver, and of those that compile kernels for it."""
 
@@ -80,15 +67,8 @@ def environment(folder, **changes):
 
 def run_python(folder, *arguments, nothing=0, **changes):
     """What Python prints with the driver in a folder; `nothing` is another status of success."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env=environment(folder, **changes),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=86_400,
-    )
+    settings = {"env": environment(folder, **changes), "cwd": ROOT, "timeout": 86_400}
+    done = processes.run(sys.executable, *arguments, status=None, **settings)
     assert done.returncode in (0, nothing), done.stdout[-20_000:] + done.stderr
     return done.stdout
 

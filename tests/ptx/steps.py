@@ -32,7 +32,6 @@ kept = []
 """Gradients that were copied on their stream, and the copies."""
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-HALVES = {"float16": np.dtype(np.float16), "bfloat16": BFLOAT16}
 
 
 def dense(*shapes, dtypes=(np.float32,)):
@@ -75,46 +74,38 @@ def not_finite(rng):
     return weights, grads
 
 
-def dense_steps(forms, dtype=np.float32):
-    """Cases of forms of optimizers, whose weights have whole packs and a single element."""
-    return {
-        str(form): (
-            partial(form.updater, wd=form.wd, clip_gradient=1.5),
-            dense((41, 5) if form.shape[1:] else (205,), dtypes=[dtype]),
-        )
-        for form in forms
-    }
-
-
-def row_steps(forms):
-    """Cases of lazy updates of forms of optimizers."""
-    return {str(form): (partial(form.updater, wd=form.wd), rows(300, 5, 90)) for form in forms}
-
-
 MASTERS, CODES = {"multi_precision": True}, {"state_dtype": "int8", "state_min_size": 1}
 SPLIT = MASTERS | {"master": "split"}
 KINDS = {
-    "float16 with master": (MASTERS, HALVES["float16"]),
+    "float16 with master": (MASTERS, np.float16),
     "bfloat16 with master": (MASTERS, BFLOAT16),
     "bfloat16 split": (SPLIT, BFLOAT16),
-    "float16 rounded at random": ({"rounding": "stochastic"}, HALVES["float16"]),
+    "float16 rounded at random": ({"rounding": "stochastic"}, np.float16),
     "bfloat16 state": ({"state_dtype": "bfloat16"}, np.float32),
     "8 bits": (CODES, np.float32),
     "standard rows": ({"lazy_update": False}, None),
+    "lazy rows": ({}, None),
 }
-"""What all rules are compiled for besides float32, float64 and lazy rows: arguments of the
-optimizers, and the dtype of weights."""
+"""What all rules are compiled for besides float32 and float64: arguments of the optimizers, and the
+dtype of weights."""
+
+
+def steps_of(forms, dtype=np.float32, **kwargs):
+    """Cases of forms of optimizers: of rows where there is no dtype, or else of elements.
+
+    These are whole packs and a single one.
+    """
+    found = {}
+    for form in forms:
+        shape = (13, 33) if form.shape[1:] else (429,)
+        arrays = rows(300, 5, 90) if dtype is None else dense(shape, dtypes=[dtype])
+        found[str(form)] = partial(form.updater, wd=form.wd, clip_gradient=1.5, **kwargs), arrays
+    return found
 
 
 def kind_steps(kind, forms):
-    """Cases of forms of optimizers."""
     kwargs, dtype = KINDS[kind]
-    found = {}
-    for form in forms:
-        shape = (17, 31) if form.shape[1:] else (527,)
-        arrays = rows(300, 5, 90) if dtype is None else dense(shape, dtypes=[dtype])
-        found[str(form)] = partial(form.updater, wd=form.wd, **kwargs), arrays
-    return found
+    return steps_of(forms, dtype, **kwargs)
 
 
 def is_refused(make, arrays):
@@ -137,6 +128,7 @@ CLIP, TWO = {"clip_global_norm": 1.0}, dense((301,), (7,))
 CLIPPED = made("adam", CLIP)
 TWO_DTYPES = dense((300,), (301,), (302,), dtypes=[np.float32, np.float64])
 ANY_SHAPE = dense((), (1,), (0,), (3, 0), (300,), (2, 3, 4))
+LARGE = lambda dtype=np.float32: dense((512, 512), dtypes=[dtype])  # noqa: E731
 NAMES = {k: f"{k}{'.bias' if k % 2 else '.weight'}" for k in range(40)}
 HALF = "adam", "lamb", "lars", "ftrl"
 CODED = "lion", "rmsprop", "ademamix", "adamax", "adopt"
@@ -230,17 +222,29 @@ CASES = {
     "streams": {
         "streams": (made("adam"), dense((3001,), (70,), (5,))),
         "streams, LAMB": (made("lamb"), dense((3001,), (70,))),
-        "streams, masters": (made("sgd", **MASTERS), dense((3001,), dtypes=[HALVES["float16"]])),
+        "streams, masters": (made("sgd", **MASTERS), dense((3001,), dtypes=[np.float16])),
         "streams, rows": (made("adam"), rows(900, 8, 300)),
         "streams, rows, summed": (made("adam", {"accumulate": 2}), rows(900, 8, 300)),
     },
-    "every optimizer": dense_steps(FIRST.values()),
-    "every optimizer, rows": row_steps(FIRST.values()),
-    "other forms": dense_steps(LATER),
-    "other forms, rows": row_steps(LATER),
+    "counts": {
+        "Adam, float32": (made("adam"), LARGE()),
+        "Adam, float16 with master": (made("adam", **MASTERS), LARGE(np.float16)),
+        "Adam, split bfloat16": (made("adam", **SPLIT), LARGE(BFLOAT16)),
+        "Adam, bfloat16 state": (made("adam", state_dtype="bfloat16"), LARGE()),
+        "Adam, 8-bit state": (made("adam", state_dtype="int8"), LARGE()),
+        "LAMB, float32": (made("lamb"), LARGE()),
+        "LAMB, float16 with master": (made("lamb", **MASTERS), LARGE(np.float16)),
+        "norm, float32": (made("sgd", CLIP), LARGE()),
+        "norm, float16": (made("sgd", CLIP, **MASTERS), LARGE(np.float16)),
+        "rows": (made("sgd"), rows(100_000, 1, 1 << 16)),
+    },
+    "every optimizer": steps_of(FIRST.values()),
+    "every optimizer, rows": kind_steps("lazy rows", FIRST.values()),
+    "other forms": steps_of(LATER),
+    "other forms, rows": kind_steps("lazy rows", LATER),
     **{f"every rule, {kind}": kind_steps(kind, RULES) for kind in KINDS},
-    "float64": dense_steps(FEW, np.float64),
-    "float64, other forms": dense_steps([form for form in FORMS if form not in FEW], np.float64),
+    "float64": steps_of(FEW, np.float64),
+    "float64, other forms": steps_of([form for form in FORMS if form not in FEW], np.float64),
 }
 
 
@@ -269,8 +273,7 @@ def overwrite():
 
 def grad_on_device(name, grad):
     if name.startswith("streams, rows"):
-        values, ids = written_on_a_stream(grad.values), written_on_a_stream(grad.indices)
-        return RowSparse(values, ids, grad.shape)
+        return RowSparse(*map(written_on_a_stream, (grad.values, grad.indices)), grad.shape)
     if name.startswith("streams"):
         return written_on_a_stream(grad)
     if name == "offset":
@@ -321,15 +324,11 @@ def check_infos(device, expected):
 
 
 def stepped(name, make, arrays):
-    """Updaters and weights of the device and of the CPU after the steps of a case."""
+    """Weights, averages and states, of the device and of the CPU, after the steps of a case."""
     here, there = make(), make()
     weights, grads = arrays(np.random.default_rng(0))
-    devices, indices = (
-        [weight_on_device(name, weight) for weight in weights],
-        [*range(len(weights))],
-    )
-    is_graph = name.startswith("graph")
-    targets = devices
+    devices, indices = [weight_on_device(name, w) for w in weights], [*range(len(weights))]
+    is_graph, targets = name.startswith("graph"), devices
     if name.startswith(("streams", "graph")):
         own = [WEIGHT, WEIGHT if is_graph else OTHER]
         targets = [Foreign(each, stream=own[k % 2]) for k, each in enumerate(devices)]
@@ -350,20 +349,14 @@ def stepped(name, make, arrays):
     assert repr(there.loss_scaler) == repr(here.loss_scaler)
     assert there.optimizer._index_update_count == here.optimizer._index_update_count
     assert there.optimizer.num_update == here.optimizer.num_update
-    return there, devices, here, weights
-
-
-def pairs(there, devices, here, weights):
-    """Weights, averages and states of both sides."""
-    averages = [(there.averages[k], here.averages[k]) for k in here.averages]
-    states = [(there.states[k], here.states[k]) for k in here.states]
-    return [(devices, weights), *averages, *states]
+    more = (there.averages, here.averages), (there.states, here.states)
+    return [(devices, weights), *((one[k], own[k]) for one, own in more for k in own)]
 
 
 def run(name, make, arrays):
-    """Return the bytes that differ after the steps of a case, or the error."""
+    """Return the number of elements that differ after the steps of a case, or the error."""
     try:
-        return sum(different(*pair) for pair in pairs(*stepped(name, make, arrays)))
+        return sum(different(*pair) for pair in stepped(name, make, arrays))
     except Exception as error:
         return driver.executor_message().decode() or repr(error)
 
@@ -382,9 +375,6 @@ if __name__ == "__main__":
                 refused.append(each)
             else:
                 found[f"{family}/{each}"] = run(each, *CASES[family][each])
-    kernels = {
-        "kernels": sorted(executor.executed),
-        "compiled": sorted(executor.compiled),
-        "launched": sorted(executor.launched),
-    }
+    of_kernels = ("executed", "compiled", "launched")
+    kernels = {name: sorted(getattr(executor, name)) for name in of_kernels}
     json.dump({"different": found, "refused": refused, **kernels}, sys.stdout)

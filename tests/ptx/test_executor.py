@@ -89,10 +89,6 @@ DEFECTS = [
     ),
     (UNWRITTEN, "a barrier is missing", REVERSED.format(barrier="")),
     (
-        *("race", "a barrier is missing before a write"),
-        REVERSED.format(barrier="bar.sync 0;") + "st.shared.u32 [%rd7], 0;",
-    ),
-    (
         *("race", "lanes wait instead of warps"),
         "st.shared.u32 [%rd7], 1; bar.warp.sync -1;"
         + REVERSED.format(barrier="bar.sync 0;")

@@ -10,8 +10,6 @@ writes. Functions are inlined where they are called. An instruction without a tr
 import itertools
 import re
 
-__all__ = ["UnknownInstruction", "translate"]
-
 INTEGER, REAL, BITS = "[su](?:16|32|64)", "f(?:32|64)", "b(?:16|32|64)|pred"
 ANY = f"{INTEGER}|{REAL}|{BITS}"
 SUMS = f"{INTEGER}|{REAL}|f16"  # of float16 are exact in float32, and then rounded once
@@ -242,14 +240,9 @@ class _Kernel:
             parts = [f"(u64){self.number(x, f'u{bits}')}" for x in several]
             whole = " | ".join(f"{part} << {bits * k}" for k, part in enumerate(parts))
             return self.assign(target, f"u{width}", whole)
-        whole = self.number(source, "u64")
-        return (
-            f"{{ u64 whole = {whole}; "
-            + "".join(
-                self.assign(x, f"u{bits}", f"whole >> {bits * k}") for k, x in enumerate(several)
-            )
-            + "}"
-        )
+        shifted = [(x, f"whole >> {bits * k}") for k, x in enumerate(several)]
+        code = "".join(self.assign(x, f"u{bits}", part) for x, part in shifted)
+        return f"{{ u64 whole = {self.number(source, 'u64')}; {code}}}"
 
     def access(self, found, operands):
         kind, space = found["kind"], (found["space"] or "generic").upper()

@@ -21,8 +21,7 @@ from fastopt.checkpoint import CheckpointError
 from fastopt.table import directory
 from fastopt.table.directory import BLOCK
 from helpers.cases import kept
-from helpers.embedding_machine import FORMS, Tables, check_machine
-from helpers.embedding_oracle import BATCHES, INDEX, first
+from helpers.embedding_machine import BATCHES, FORMS, INDEX, Tables, check_machine, first
 from helpers.refusals import check_refused, each
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs mmap of POSIX")

@@ -1,4 +1,7 @@
-"""Indexed rows of a row-sparse gradient: sorting, and summation of repeated rows."""
+"""Indexed rows of a row-sparse gradient: sorting, and summation of repeated rows.
+
+Tests: ``tests/engine/test_rows.py``.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -261,17 +261,6 @@ def test_frozen_parameters_of_a_list_are_left_out(setting, rate):
     assert ends[0] == ends[1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("before", [False, True], ids=["alone", "after others of its shape"])
-def test_part_of_a_large_tensor_has_the_state_of_the_whole(before):
-    """In 8 bits, although the part is small."""
-    updater = fastopt.Updater(optimizer.Adam(state_dtype="int8", state_min_size=64))
-    updater.optimizer.whole_shapes[2] = (8, 16)
-    for index in ([0, 1] if before else []) + [2]:
-        updater([index], [np.ones((4, 8), np.float32)], [np.ones((4, 8), np.float32)])
-    assert np.uint8 in {array.dtype.type for array in leaves(updater.states[2])}
-
-
 class ByIndex(optimizer.LARS):
     """Rules that differ between parameters, and a number that each one carries."""
 

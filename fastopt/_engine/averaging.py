@@ -44,6 +44,8 @@ class Averages:
         self.arrays: dict[Index, Any] = {}
         self.held: dict[Index, Array] | None = None
         self._written: dict[Index, Any] | None = None
+        self.restarted = set[Index]()
+        """Parameters whose state was removed, which may continue with another shape."""
 
     @property
     def inside(self) -> bool:
@@ -54,7 +56,7 @@ class Averages:
         return {"average": self.average, "arrays": host(self.arrays), "held": self.held}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _written=None)
+        vars(self).update(state, _written=None, restarted=set())
 
     # Steps
 
@@ -90,12 +92,13 @@ class Averages:
 
     def array(self, of: str, index: Index, exact: Exact, rule: Rule | None = None) -> Any:
         """Return the average of a parameter; a new one starts with a copy of its weight."""
-        average = self.arrays.get(index)
-        if average is None:
+        average, shape = self.arrays.get(index), exact[0].shape
+        again = index in self.restarted and average is not None and average.shape != shape
+        if average is None or again:
             average = exact_copy(exact, rule)
         else:
             dtype = np.dtype(real_of(exact[0].dtype)).name
-            check_like(of, "average", header(average), (dtype,), exact[0].shape, hint=OF_ONE)
+            check_like(of, "average", header(average), (dtype,), shape, hint=OF_ONE)
             if isinstance(average, np.ndarray) and isinstance(exact[0], Header):
                 average = placed(average, exact[0])
         self.arrays[index] = average

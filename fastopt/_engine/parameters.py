@@ -244,12 +244,11 @@ class Parameters:
         return None if parameter is None else as_real(parameter.weight)
 
     def follow(self, other: "Parameters") -> None:
-        """Take over what the user has set for the parameters of another optimizer."""
+        """Take over what is known of the parameters of another optimizer."""
         self.averages = other.averages
         for index, row in other.rows.items():
-            if row.copy is not None or row.offset:
-                made = Parameter(index, self.optimizer, self.masters, row.copy, row.offset)
-                self.rows[index] = made
+            made = Parameter(index, self.optimizer, self.masters, row.copy, row.offset)
+            self.rows[index], made.weight = made, row.weight
 
     # Optimizers
 

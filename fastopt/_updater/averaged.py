@@ -121,7 +121,7 @@ def _inner_state(updater: Updating, index: Index, weight: Array) -> tuple[Any, l
 
 def check_fit(weights: Mapping[Index, Any], needed: Mapping[Index, Any], of: Updating) -> None:
     """Raise ValueError if there are weights, but none of those that are needed."""
-    if not weights.keys() & needed.keys():
+    if needed and not weights.keys() & needed.keys():
         for index in [index for index in weights if not of._is_frozen(index)]:
             names = of.optimizer.idx2name
             raise ValueError(f"{label(index, names)}: the updater has no average of it")

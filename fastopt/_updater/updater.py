@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import attrgetter, is_
 from threading import RLock
 from types import SimpleNamespace
-from typing import Any, ClassVar, Literal, TypeVar, overload
+from typing import Any, ClassVar, Literal, Self, TypeVar, overload
 
 import numpy as np
 
@@ -329,6 +329,11 @@ class Updater(Checked):
             if name == "states":
                 self._follow_states()
         else:
+            if name == "loss_scaler" and self._windows is not None and self._windows.calls:
+                raise ValueError(
+                    "loss_scaler cannot change while gradients with its scale wait for their "
+                    "update: call finish() or reset() before"
+                )
             if name == "accumulate":
                 vars(self)["_windows"] = Windows.changed(self._windows, value)
             elif name == "average":
@@ -363,6 +368,11 @@ class Updater(Checked):
             self.backend.check([main, *new.optimizers()])
             if (average := vars(self).get("average")) is not None:
                 new.check_average(average)
+        for index, known in self.states_synced.items():  # of a load they are checked in the call
+            if known and not (new is not None and new.is_frozen(index)):
+                after = main if new is None else new.of(index)
+                before = self.parameters.optimizer_of(index)
+                after.check_takes_over(before, index, self.states.get(index))
         parameters.groups = new
         vars(self)["groups"] = None if new is None else new.given
         if new is not None:
@@ -378,6 +388,8 @@ class Updater(Checked):
         if average is not None and now is not None and type(now.average) is type(average):
             now.average = average
         else:
+            if now is not None:
+                now.check_free()
             vars(self)["_averages"] = None if average is None else Averages(average)
 
     def _forget_records(self, *indices: Index) -> None:
@@ -420,7 +432,7 @@ class Updater(Checked):
     def _follow_states(self, *indices: Index) -> None:
         """Follow other states of some parameters, or of all.
 
-        Parameters whose state was removed have made no updates, and have no average.
+        Parameters whose state was removed have made no updates.
         """
         with self.lock, uninterrupted:
             states, records, synced = self.states, self.records, self.states_synced
@@ -434,11 +446,10 @@ class Updater(Checked):
             if removed := {i for i in indices or synced if i in synced and i not in states}:
                 if self._windows:
                     self._windows.calls = self._windows.without(removed)
-                averages = self._averages
+                if self._averages is not None:
+                    self._averages.restarted |= removed
                 for index in removed:
                     dict.pop(synced, index)
-                    if averages is not None and averages.held is None:
-                        averages.arrays.pop(index, None)
                 for optimizer in self.parameters.optimizers():
                     optimizer.restart(removed)
 
@@ -465,14 +476,18 @@ class Updater(Checked):
             }
         return {**kept, "states": host(dict(self.states)), "states_synced": synced}
 
+    def __copy__(self) -> Self:
+        """Return a copy with states of its own, as of an array."""
+        return copy.deepcopy(self)
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._start()
         optimizer = state["optimizer"]
         self.optimizer = optimizer if optimizer.claim is None else copy.copy(optimizer)
         self.optimizer.param_dict = state.get("param_dict", {})
-        for name, value in state.items():
-            if name not in ("optimizer", "param_dict"):
-                setattr(self, name, value)
+        rest = [name for name in state if name not in ("optimizer", "param_dict", *FOLLOWED)]
+        for name in (*rest, *FOLLOWED):  # states are those of the groups' optimizers
+            setattr(self, name, state[name])
 
     @overload
     def __call__(
@@ -949,7 +964,8 @@ class Updater(Checked):
         with the same or other weights of these shapes. Arrays of :attr:`states` are set to zero in
         place. Where states do not start at zero (masters of half-precision weights, averages,
         :meth:`~fastopt.optimizer.Optimizer.create_state` of the user), the next update of an index
-        creates its state again from the weight. Schedules start at the first update. Incomplete
+        creates its state again from the weight. Schedules start at the first update, but
+        :class:`~fastopt.lr_scheduler.PlateauScheduler` keeps its reductions. Incomplete
         sums of `accumulate` and pending deferred decay are dropped: call :meth:`flush` before if
         the weights are still needed. Settings, hyper-parameters, the weights, their half-precision
         copies and the loss scaler do not change.
@@ -1843,8 +1859,8 @@ class _AveragesByIndex(dict[Index, Any]):
     def _refuse(self, *args: object, **kwargs: object) -> Any:
         raise TypeError(
             "updates write the averages: assign elements, updater.averages[index][...] = values; "
-            "resize() changes a shape, and an average begins again if updater.states loses the "
-            "state of its index"
+            "resize() changes a shape, and without a state in updater.states a weight of another "
+            "shape begins another average"
         )
 
     __setitem__ = __delitem__ = pop = popitem = clear = _refuse

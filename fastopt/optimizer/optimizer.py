@@ -27,7 +27,7 @@ from fastopt._engine.per_index import Index as Index
 from fastopt._engine.per_index import PerIndex as PerIndex
 from fastopt._engine.tracked import Tracked, weakly
 from fastopt._engine.validate import Array as Array
-from fastopt._engine.validate import Grad, check_key, is_half, label, order_of
+from fastopt._engine.validate import Grad, check_key, is_half, label, leaves, order_of
 from fastopt._kernels import noise
 from fastopt._kernels.codes import encoded, is_worth_codes, scales_shape
 from fastopt._kernels.device_memory import host, lie_alike, like, placed
@@ -1376,6 +1376,27 @@ class Optimizer(Checked, metaclass=Declaring):
         """
         rule: Rule | None = self.rule
         return rule
+
+    def check_takes_over(self, other: "Optimizer", index: Index, state: Any) -> None:
+        """Raise ValueError unless a state of another optimizer has the meaning of its own.
+
+        The arrays of equal names have it, but for momentum, which each formula scales in its way.
+        """
+        if isinstance(self, type(other)) or isinstance(other, type(self)) or not leaves(state):
+            return
+        rules = [of.rule_for(index) if of.native else None for of in (self, other)]
+        slots = [rule.slots if rule else None for rule in rules]
+        if (
+            slots[0] is None
+            or slots[0] != slots[1]
+            or "mom" in slots[0]
+            or (self.master_last != other.master_last)
+        ):
+            raise ValueError(
+                f"{label(index, self.idx2name)}: {type(self).__name__} cannot go on with the state "
+                f"of {type(other).__name__}: delete it from updater.states before, to start with "
+                "a new one (updater.states.clear() deletes all)"
+            )
 
     def skips(self) -> bool:
         """Whether updates are counted but change no weight or state."""

@@ -11,6 +11,7 @@ import fastopt
 from fastopt import RowSparse, Trainer, optimizer
 from fastopt.amp import LossScaler
 from fastopt.distributed import ShardedUpdater, run_threads
+from fastopt.lr_scheduler import FactorScheduler
 from helpers.cases import exhaustive
 from helpers.settings import UPDATERS, every_setting, settings_of
 from helpers.tensor_lists import as_list, everything, frozen
@@ -63,6 +64,21 @@ def test_weights_are_those_of_calls_that_only_added_to_them_beside_others():
         made.step({"a": np.full(1, a), "b": b and np.full(1, b)}, weights)
     made.finish()
     np.testing.assert_equal([*old.values(), *new.values()], np.full((4, 1), -1))
+
+
+def test_a_resumed_window_ends_in_the_order_of_its_gradients():
+    """Which is that of the rates of a schedule."""
+    rates = FactorScheduler(step=1, factor=0.1, base_lr=0.1)
+    made, new = (optimizer.Updater(optimizer.SGD(lr=rates), accumulate=4) for _ in range(2))
+    weights = {"a": np.zeros(1), "b": np.zeros(1)}
+    for a, b in [(1, None)] * 4 + [(None, 1), (1, None)]:
+        made.step({"a": a and np.ones(1), "b": b and np.ones(1)}, weights)
+    with pytest.raises(ValueError, match=r"loss_scaler cannot change while gradients .* finish"):
+        made.loss_scaler = LossScaler()
+    new.load_states_dict(made.states_dict())
+    made.finish(weight=weights)
+    new.finish(weight=(others := {name: np.zeros(1) for name in weights}))
+    np.testing.assert_equal([others["a"] - 0.1, others["b"]], [*weights.values()])
 
 
 def test_chosen_parameters_and_nothing():

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -119,7 +120,7 @@ def test_a_copy_of_an_updater_goes_on_with_its_counts(copied):
     assert (updater.optimizer.num_update, other.optimizer.num_update) == (3, 4)
 
 
-@pytest.mark.parametrize("copied", COPIES[1:])
+@pytest.mark.parametrize("copied", COPIES)
 def test_a_copy_has_the_multipliers_of_param_dict_without_its_objects(copied):
     parameter = SimpleNamespace(name="a", lr_mult=2.0, wd_mult=0.5, live=lambda: None)
     updater = fastopt.Updater(optimizer.SGD(lr=1.0, wd=1.0, param_dict={0: parameter}))
@@ -145,6 +146,31 @@ def test_an_updater_that_takes_an_optimizer_and_states_goes_on():
         assert np.array_equal(*weights[1:])
     assert new.optimizer._index_update_count == {"a": 2, "b": 1}
     assert old.optimizer._index_update_count == {"a": 2, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "stays"),
+    [
+        ("adam", "adamw", True),
+        ("sgd", "ccsgd", True),
+        ("adagrad", "sgd", False),
+        ("nag", "sgd", False),
+        ("lion", "signum", False),
+        ("soap", "muon", False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:ccSGD is deprecated:DeprecationWarning")
+def test_states_stay_with_another_optimizer_if_it_means_the_same(before, after, stays):
+    arguments = {"momentum": 0.9} if before in ("sgd", "nag") else {}
+    made = fastopt.Updater(optimizer.create(before, **arguments))
+    weight = np.ones((2, 2))
+    made("w", weight.copy(), weight)
+    for change in ("optimizer", "groups"):
+        other = optimizer.create(after, **({"momentum": 0.9} if "sgd" in after else {}))
+        value = other if change == "optimizer" else {"w": {"optimizer": other}}
+        with nullcontext() if stays else pytest.raises(ValueError, match=r"'w': .* delete it"):
+            setattr(made, change, value)
+        made("w", np.ones((2, 2)), weight)
 
 
 def test_a_users_counter_goes_on_with_all_states():

@@ -114,8 +114,9 @@ def foreign_part(state: object) -> str | None:
 
 
 def under_keys(table: Mapping[Index, Any], keys: Keys) -> dict[Index, Any]:
-    """Values of a table by index, under the keys of a checkpoint."""
-    return {key: table[index] for key, index in keys.items() if index in table}
+    """Values of a table by index, in its order, under the keys of a checkpoint."""
+    key_of = {index: key for key, index in keys.items()}
+    return {key_of[index]: value for index, value in table.items() if index in key_of}
 
 
 def _in_progress(updater: Stateful) -> list[Index]:

@@ -249,7 +249,8 @@ def _check_like_present(updater: Stateful, states: Mapping[Index, Any]) -> None:
                 raise CheckpointError(
                     f"state of {label(index, updater.optimizer.idx2name)} has an array of shape "
                     f"{one.shape} and dtype {one.dtype}, where the updater has {other.shape} and "
-                    f"{other.dtype}"
+                    f"{other.dtype}: for a weight of another shape load before the first step, "
+                    "then delete its state from updater.states"
                 )
 
 

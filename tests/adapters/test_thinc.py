@@ -105,7 +105,9 @@ def test_copies_and_pickles_continue():
 
 
 def test_rates_of_shims_scale_the_step():
-    optimizer = ThincOptimizer("sgd", learn_rate=0.5, grad_clip=0)
+    optimizer = ThincOptimizer("sgd", learn_rate=0.5)
+    assert optimizer.grad_clip == 1
+    optimizer.grad_clip = 0
     weight, gradient = np.ones(2, "f"), np.full(2, 2, "f")
     returned = optimizer((3, "W"), weight, gradient, lr_scale=0.1)
     np.testing.assert_allclose(weight, 0.9)

@@ -54,6 +54,19 @@ def grouped(**settings):
     return fastopt.Updater(fastopt.SGD(lr=1.0), groups={"^w": settings})
 
 
+def test_a_schedule_stays_the_object_with_an_optimizer_of_another_class():
+    schedule = plateau()
+    new, saved = (
+        updater_of(schedule),
+        fastopt.Updater(fastopt.Adam(lr=None, lr_scheduler=plateau())),
+    )
+    for metric in (1, 1, 1):
+        saved.optimizer.lr_scheduler.step(metric)
+    new.set_states(saved.get_states(dump_optimizer=True))
+    assert new.optimizer.lr_scheduler is schedule
+    assert new.optimizer.learning_rate == saved.optimizer.learning_rate == 0.25
+
+
 PLACES = [
     updater_of,
     with_other_rate,

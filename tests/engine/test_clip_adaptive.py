@@ -109,13 +109,14 @@ FORMS = {
 def test_units_are_clipped_before_all_else(form, shape, rng):
     """A unit of row-sparse gradients is an indexed row, and that of a vector the whole."""
     dtype, make, settings, given = FORMS[form]
-    updater = optimizer.Updater(make(clip_gradient=0.05), clip_adaptive=0.1, **settings)
+    settings = {**settings, "clip_adaptive": 0.1, "clip_adaptive_eps": 1.0}
+    updater = optimizer.Updater(make(clip_gradient=0.05), **settings)
     weight, grad = rng.normal(size=shape).astype(dtype), (10 * rng.normal(size=shape)).astype(dtype)
     whole = grad
     if "rows" in form:
         whole = np.zeros(shape)
         np.add.at(whole, ROWS, grad[ROWS])
-    change = clipped(weight.astype(F64), whole.astype(F64), 0.1)
+    change = clipped(weight.astype(F64), whole.astype(F64), 0.1, 1.0)
     expected = weight - (change if "NumPy" in form else np.clip(change, -0.05, 0.05))
     for share in (0.5, 1.5) if form == "a mean" else [1024.0 if "scale" in form else 1.0]:
         updater(0, given(grad * dtype(share)), weight)

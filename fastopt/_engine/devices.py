@@ -245,8 +245,10 @@ class Devices:
                 return w.REFUSED
             sums = iter(call.squares().tolist())
             call.release()
-            grads = zip(there, lists[1], strict=True)
-            if not self._measured([next(sums) if on else squares([g])[0] for on, g in grads]):
+            tensors = zip(there, zip(*lists, strict=True), strict=True)
+            if not self._measured(
+                [next(sums) if on else squares([records.checked(*of)])[0] for on, of in tensors]
+            ):
                 return w.SKIPPED
             words[w.MEASURE] = 0
         incomplete = records.incomplete

@@ -114,6 +114,9 @@ class RecordsLike(Protocol):
     def forget(self) -> None:
         """Drop all records."""
 
+    def checked(self, index: Index, grad: Any, weight: Any) -> Any:
+        """Return the checked gradient of one tensor, as numbers that the update can read."""
+
     def drop(self, index: Index) -> None:
         """Drop the record of a parameter."""
 

@@ -550,9 +550,8 @@ class Records:
         """
         indices, grads, weights = zip(*self.moving(*arguments), strict=True)
         weights = tuple(map(as_real, weights))
-        pairs = zip(map(as_real, grads), weights, strict=True)
-        whole = [_whole(grad, header(weight).shape) for grad, weight in pairs]
-        clipped = clip(updater, indices, weights, whole, share)
+        checked = list(map(self.checked, indices, grads, weights))
+        clipped = clip(updater, indices, weights, checked, share)
         return measure(updater, indices, clipped, share, DOWN)
 
     def take(self, updater: Owner, call: Given) -> StepInfo:
@@ -590,7 +589,7 @@ class Records:
         try:
             batches = batches_of(optimizer)
             if batches is not None:
-                checked = [*map(self._checked, *call[:3])]
+                checked = [*map(self.checked, *call[:3])]
                 if self._reads_written(updater, call):
                     return None
                 before = optimizer.snapshot()
@@ -722,10 +721,10 @@ class Records:
             sums.append(grad if total is None else total)
         return sums
 
-    def _checked(self, index: Index, grad: Any, weight: Any) -> Any:
-        """Return the checked gradient of one tensor."""
+    def checked(self, index: Index, grad: Any, weight: Any) -> Any:
+        """Return the checked gradient of one tensor, as numbers that the update can read."""
         of = self.parameters.of(index)
-        return self.parameters.check(of.context, weight, grad, of.copy)
+        return self.parameters.check(of.context, as_real(weight), as_real(grad), of.copy)
 
     def _refusal(self, indices: Sequence[Index]) -> Exception:
         """Return the reason why a call is refused whose arrays have been checked."""

@@ -134,6 +134,31 @@ def test_a_large_finite_gradient_is_not_named_beside_one_that_is_not(made, limit
         assert (updater.info.skipped, updater.info.non_finite) == (True, ("1",))
 
 
+WIDE = {
+    "dense": lambda value: np.full((3, 2), value),
+    "a copy": lambda value: np.full((2, 3), value).T,
+    "rows": lambda value: RowSparse(np.full((2, 2), value), np.array([1, 1]), (3, 2)),
+    "a pair": lambda value: (np.full((1, 2), value), [2]),
+}
+
+
+@pytest.mark.parametrize("settings", [{}, UNITS, NORM, NORM | UNITS, NORM | {"accumulate": 2}])
+@pytest.mark.parametrize("form", WIDE)
+@pytest.mark.parametrize("made", [optimizer.Adam, optimizer.LBSGD, InNumPy])
+def test_a_float64_gradient_is_infinite_where_its_arithmetic_is(made, form, settings):
+    """That of a float32 weight, or of one with a float32 master."""
+    ends, dtypes = [], (np.float32, np.float16, np.float64)
+    for value in (1e37, 1e40, 1e300, math.inf):
+        scaler = None if "clip_global_norm" in settings else LossScaler()
+        updater, weights = Updater(made(), scaler, **settings), [np.ones((3, 2), k) for k in dtypes]
+        updater.optimizer.multi_precision = True
+        for _ in range(2 * updater.accumulate):
+            updater([0, 1, 2], [*map(WIDE[form], (value, value, 1.0))], weights)
+        ends.append((updater.info._replace(global_norm=None), frozen([weights, updater.states])))
+    assert ends[1] == ends[2] == ends[3]
+    assert (ends[0][0].stepped, ends[1][0].non_finite) == (True, ("0", "1"))
+
+
 def test_info_reports_the_last_call():
     updater, weight = Updater(optimizer.SGD(param_idx2name={1: "one"})), np.ones(3)
     assert updater.info == StepInfo(stepped=False, skipped=False)

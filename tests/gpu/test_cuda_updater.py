@@ -117,6 +117,16 @@ def test_what_is_computed_on_the_host_alone_is_refused(words, settings, many):
     assert (updater.states, updater.optimizer.num_update) == ({}, 0)
 
 
+@pytest.mark.parametrize("grad", [np.full((2, 3), 1e40), (np.full((1, 3), 1e40), [1])])
+def test_a_gradient_on_the_host_is_measured_as_its_arithmetic_reads_it(grad):
+    updater = optimizer.Updater("sgd", clip_global_norm=1.0)
+    weights = [HERE.copy(), on_device(HERE)]
+    for _ in range(2):
+        updater([0, 1], [grad, on_device(HERE)], weights)
+    assert updater.info.non_finite == ("0",)
+    np.testing.assert_array_equal([weights[0], host(weights[1])], [HERE, HERE])
+
+
 def test_a_weight_that_moves_is_followed(rng):
     first, second = (on_device(rng.normal(size=5).astype(np.float32)) for _ in range(2))
     before = host(first)

@@ -1,13 +1,13 @@
 """Updates as pure functions of gradients, state and weights."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from fastopt._structure import copies
+from fastopt._structure import as_given, copies
 from fastopt._updater.updater import Updater
 from fastopt.arguments import brief
 from fastopt.optimizer import Optimizer, create
@@ -116,10 +116,25 @@ class _Pair:
                     )
                 self.state, self.updater = None, self._new()
                 self.updater.load_states_dict(state)
+            updated = copies(params)
+            leaves = self.updater._leaves(grads, updated, "raise")
+            self._check_names(leaves[0], updated)
             self.state = None
-            updated = self.updater.updated(grads, params)
+            self.updater(*leaves)
             self.state = _state_of(self.updater)
-            return updated, self.state
+            return as_given(updated, params), self.state
+
+    def _check_names(self, paths: Sequence[str], params: object) -> None:
+        """Raise if a path has no state, and the state has paths that are not in params."""
+        updater, states = self.updater, self.updater.states
+        new = [path for path in paths if path not in states and not updater._is_frozen(path)]
+        every = updater.structures.flatten(params, params)[0] if new else ()
+        unused = [path for path in states if path not in every] if new else ()
+        if unused:
+            raise ValueError(
+                f"this call starts states of {brief(new)}, and does not use those of "
+                f"{brief(unused)}: pass the state of these params, which begins with init(params)"
+            )
 
     def _new(self) -> Updater:
         return Updater(copy.deepcopy(self.optimizer), **self.settings)

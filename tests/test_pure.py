@@ -58,6 +58,14 @@ def test_two_models_share_a_pair_of_functions():
     np.testing.assert_allclose(models[1]["b"], 1 - 2 * 0.01)
 
 
+def test_a_model_may_gain_params_or_lose_some():
+    init, update = fastopt.functional("sgd")
+    more = {"a": 1.0, "b": np.ones(2)}
+    after, state = update(more, init({"a": 1.0}), more)
+    np.testing.assert_equal(after, {"a": 0.99, "b": np.full(2, 0.99)})
+    assert update({"a": 1.0}, state, {"a": 1.0})[0] == {"a": 0.99}
+
+
 def test_arrays_of_a_state_are_read_only_and_params_may_be():
     init, update = fastopt.functional(fastopt.SGD(momentum=0.9))
     params = {"a": np.broadcast_to(np.float64(1), 3)}
@@ -74,6 +82,7 @@ MISTAKES = {
     "update(p, None, p)": "TypeError: state must be .* got None",
     "update(p, p, init(p))": "TypeError: state must be what init",
     "update({}, init(p), p)": "ValueError: 'a' has no gradient",
+    "update(p, init({'b': p['a']}), p)": r"ValueError: .* of \['a'\], .* of \['b'\]: .* init",
 }
 
 

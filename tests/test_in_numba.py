@@ -10,7 +10,7 @@ from numba import njit, prange
 import fastopt
 from fastopt._engine.validate import leaves
 from helpers.cases import CASES, exhaustive, kept
-from helpers.refusals import check_refused
+from helpers.refusals import check_refused, each
 
 RATES = np.array([0.05, 0.0, 0.2])
 SETTINGS = {"clip_gradient": 1.5, "rescale_grad": 0.5}
@@ -108,7 +108,7 @@ def test_any_order_size_and_dtype_of_gradients_is_read(name, orders, shape, dtyp
     weight = np.array(rng.normal(size=shape), np.float32, order=orders[0])
     grad = rng.normal(size=(2 * shape[0], shape[1])).astype(dtype)[::2]
     grad = grad if orders[1] == "A" else np.array(grad, order=orders[1])
-    check(functions, updater, weight, (grad, grad, grad), np.full(3, 0.1))
+    check(functions, updater, weight, (grad, grad, grad), np.full(3, 0.1, np.float32))
 
 
 def test_a_gradient_that_is_converted_is_read_before_it_is_freed():
@@ -132,7 +132,7 @@ def test_multipliers_of_a_parameter_maximize_and_first_states_are_those_of_the_o
         return made
 
     functions, (weight, grad) = fastopt.jit_functions(make(), "w"), rng.normal(size=(2, 3))
-    check(functions, fastopt.Updater(make()), weight, (grad,), RATES[:1])
+    check(functions, fastopt.Updater(make()), weight, (grad,), np.ones(1, int))
 
 
 def test_a_rule_of_ones_own_is_compiled(rng):
@@ -188,28 +188,38 @@ def test_states_of_other_rules_are_refused():
         check_refused(code, f"TypeError: {words}", locals())
 
 
+NO_RATE = "TypeError: lr must be a real number, got .* such as state.count"
+
+FAILING = {
+    "update(np.ones((2, 3)), weight, state)": r"ValueError: differ in shape.* \(2, 3\), \(3, 2\)",
+    "update(one, weight, of_other)": r"ValueError: state must be .* \(3, 2\)",
+    "update(one.T.copy(), one.T.copy(), state)": r"ValueError: state must be .* \(2, 3\)",
+    "update(one, weight, state, np.nan)": "ValueError: lr must be",
+    "update(one.astype(int), weight, state)": "TypeError: update: grad",
+    "update(one, weight[:, :1], state)": "TypeError: update: weight",
+    "update_rows(one[:, None], rows, weight, state)": "ValueError: values must have",
+    "update_rows(one, rows, weight, state)": r"ValueError: \(3, 2\), \(2,\), \(3, 2\)",
+    "update_rows(one[:2], rows, weight, of_other)": r"ValueError: state must be .* \(3, 2\)",
+    "update_rows(one[:2], np.array([0, 3]), weight, state)": "IndexError: update_rows",
+    "update_rows(one[:2], np.array([-1, 0]), weight, state)": "IndexError: update_rows",
+    "update_rows(one[:2], rows[np.newaxis], weight, state)": "TypeError: update_rows: indices",
+    "update_rows(one, rows, np.asfortranarray(weight), state)": "TypeError: update_rows: table",
+    "update_rows(one, rows * 1.0, weight, state)": "TypeError: update_rows: indices",
+    **each("update(one, weight, state, {})", NO_RATE, "np.ones(1)", "np.array(1)", "None", "True"),
+    **each("update_rows(one[:2], rows, weight, state, {})", NO_RATE, "np.ones(1)", "'1'", "[1]"),
+    "update(one, weight, state, np.float16(1))": "TypeError: numba has no float16; pass a float",
+}
+
+
 def test_a_call_that_fails_changes_nothing():
-    functions, weight = fastopt.jit_functions("adam"), np.ones((3, 2))
-    state = functions.init(weight)
-    of_other = functions.init(np.ones((4, 2)))
-    one, rows = np.ones((3, 2)), np.array([0, 2])
-    for error, call in (
-        (ValueError, lambda: functions.update(np.ones((2, 3)), weight, state)),
-        (ValueError, lambda: functions.update(one, weight, of_other)),
-        (ValueError, lambda: functions.update(np.ones((2, 3)), np.ones((2, 3)), state)),
-        (ValueError, lambda: functions.update_rows(np.ones((2, 2, 5)), rows, weight, state)),
-        (TypeError, lambda: functions.update_rows(one[:2], rows[np.newaxis], weight, state)),
-        (ValueError, lambda: functions.update(one, weight, state, np.nan)),
-        (ValueError, lambda: functions.update_rows(one, rows, weight, state)),
-        (IndexError, lambda: functions.update_rows(one[:2], np.array([0, 3]), weight, state)),
-        (IndexError, lambda: functions.update_rows(one[:2], np.array([-1, 0]), weight, state)),
-        (TypeError, lambda: functions.update(np.ones((3, 2), int), weight, state)),
-        (TypeError, lambda: functions.update(one, weight[:, :1], state)),
-        (TypeError, lambda: functions.update_rows(one, rows, np.asfortranarray(weight), state)),
-        (TypeError, lambda: functions.update_rows(one, rows * 1.0, weight, state)),
-    ):
-        with pytest.raises(error, match=r"update|lr must be"):
-            call()
+    functions, weight, one = fastopt.jit_functions("adam"), np.ones((3, 2)), np.ones((3, 2))
+    state, of_other = functions.init(weight), functions.init(np.ones((4, 2)))
+    names = {"weight": weight, "one": one, "state": state, "of_other": of_other}
+    names |= {"np": np, "rows": np.array([0, 2])}
+    for code, error in FAILING.items():
+        check_refused(code, error, {**functions._asdict(), **names})
+    with pytest.raises(TypeError, match="got array"):  # from compiled code too
+        run(functions, weight, (one,), one)
     assert (weight == 1).all()
     assert not state.count[0]
     assert not np.any(state.arrays)

@@ -78,7 +78,10 @@ class Function:
 
     def __call__(self, *args: Any) -> Any:
         """Call the function from Python, with the same result."""
-        return _from_python()(self, *args)
+        try:
+            return _from_python()(self, *args)
+        except NotImplementedError as error:
+            raise TypeError(f"{self.kind}: numba has no {error}; pass a float") from None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Function, (self.kind, self.digest, self.numbers)
@@ -132,6 +135,11 @@ class FunctionType(types.Callable):  # type: ignore[misc]
         """Compile the function for the types of arguments; return its signature."""
         kinds = self.signature.bind(*args, **kws).arguments
         kinds = {name: types.unliteral(kind) for name, kind in kinds.items()}
+        if not isinstance(kinds.get("lr", types.float64), (types.Integer, types.Float)):
+            raise TypeError(
+                f"{self.kind}: lr must be a real number, got {kinds['lr']}: pass an element of an "
+                "array, such as state.count[0]; without lr, the optimizer's own is used"
+            )
         if "lr" in kinds and self.spec.programs is None:
             raise TypeError(
                 f"{self.kind}: hyper() of this optimizer must be called in Python: no lr"

@@ -180,8 +180,11 @@ def update_of(spec: Spec, weight: types.Array, grad: types.Array) -> Callable:
         if converts:
             grads = grad_of(grad)
         table = on_stack(columns, np.uint64)
-        if not enter(table, weights, grads, arrays):
-            raise ValueError("update: grad must have the shape of weight, and state be its state")
+        grad_fits, state_fits = enter(table, weights, grads, arrays)
+        if not grad_fits:
+            raise ValueError("update: grad and weight differ in shape", grad.shape, weight.shape)
+        if not state_fits:
+            raise ValueError("update: state must be that of a weight of shape", weight.shape)
         if lr is not None and not (lr >= 0 and lr < inf):
             raise ValueError(BAD_RATE)
         items = len(weight) if by_row else weight.size
@@ -214,10 +217,16 @@ def update_rows_of(spec: Spec, weight: types.Array, values: types.Array) -> Call
         if converts:
             grads = values_of(values)
         entries = on_stack(columns, np.uint64)
-        if len(values) != listed or not enter(entries, weights, grads, arrays):
+        values_fit, state_fits = enter(entries, weights, grads, arrays)
+        if len(values) != listed or not values_fit:
             raise ValueError(
-                "update_rows: values must have a row for each index, and state be that of the table"
+                "update_rows: values must have the shape of table[indices]; the three have",
+                values.shape,
+                indices.shape,
+                table.shape,
             )
+        if not state_fits:
+            raise ValueError("update_rows: state must be that of a table of shape", table.shape)
         if lr is not None and not (lr >= 0 and lr < inf):
             raise ValueError(BAD_RATE)
         chunks = np.empty((2, 3), np.int64)
@@ -290,14 +299,16 @@ def as_records(typingctx, row, dtype):
 def _entering(layout: Layout) -> Callable:
     """Return ``(table, weight, grad, arrays)``, which enters addresses and the width of rows.
 
-    It returns whether the arrays of the state have the shapes that they must have for the weight,
-    and the gradient its shape, except for the number of rows of a row-sparse one.
+    It returns whether the gradient has the shape of the weight, except for the number of rows of a
+    row-sparse one, and whether the arrays of the state have the shapes of a state of the weight.
     """
     rule, first, sparse = layout.rule, layout.first_state, layout.sparse
     cells, rows = len(layout.split_state[0]), len(rule.row_state)
 
     @intrinsic
     def enter(typingctx, table, weight, grad, arrays):
+        both = types.UniTuple(types.boolean, 2)
+
         def codegen(context, builder, signature, args):
             entries = context.make_array(table)(context, builder, args[0]).data
             weights, grads = (
@@ -322,7 +333,7 @@ def _entering(layout: Layout) -> Callable:
             shape = cgutils.unpack_tuple(builder, weights.shape)
             height = shape[0] if shape else _word(1)
             some = builder.select(builder.icmp_signed(">", height, _word(0)), height, _word(1))
-            fits = same(grads, int(sparse))
+            fits = cgutils.true_bit
             put(WIDTH, builder.sdiv(weights.nitems, some))
             place(ADDRESS, weights)
             place(layout.first_grad, grads)
@@ -333,9 +344,9 @@ def _entering(layout: Layout) -> Callable:
                 place(first + k, array)
                 of_size = size and builder.icmp_signed("==", array.nitems, size)
                 fits = builder.and_(fits, of_size or same(array))
-            return fits
+            return context.make_tuple(builder, both, [same(grads, int(sparse)), fits])
 
-        return types.boolean(table, weight, grad, arrays), codegen
+        return both(table, weight, grad, arrays), codegen
 
     return enter
 

@@ -9,12 +9,14 @@ import numpy as np
 
 from fastopt._engine.hyper import Hyper, hyper_of, values_of
 from fastopt._engine.hyper_rows import multipliers, names_of
+from fastopt._engine.mixed_precision import holds_master
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import label, leaves, mapped
 from fastopt._kernels.in_numba import INIT, SPECS, UPDATE, UPDATE_ROWS, Function, state_class
 from fastopt._kernels.rates import Expression, Program
 from fastopt._kernels.whole_calls import Spec
-from fastopt._updater.updater import Updater
+from fastopt._updater.updater import DEFAULTS, Updater
+from fastopt.arguments import Instance
 from fastopt.kernels.rule import Rule
 from fastopt.optimizer import Optimizer, create
 
@@ -66,7 +68,9 @@ class JitFunctions(NamedTuple):
         KeyError
             The updater has no state of the parameter.
         TypeError
-            Its optimizer has another rule, or it has groups.
+            `updater` is not an updater; its optimizer has another rule or other settings, apart
+            from the learning rate, or settings that functions cannot have; the updater has groups,
+            a loss scaler, a clip, an average or `accumulate`; or the parameter has a master.
 
         Examples
         --------
@@ -83,13 +87,18 @@ class JitFunctions(NamedTuple):
         >>> updater.optimizer.num_update
         2
         """
-        self._check(updater, index)
-        optimizer, spec = updater.optimizer, SPECS[self.init.digest]
-        numbers = np.array(self.init.numbers[: spec.size])
+        optimizer, spec = self._check(updater, index), SPECS[self.init.digest]
+        arrays, numbers = leaves(updater.states[index]), np.array(self.init.numbers[: spec.size])
+        other, present = _specified(optimizer, hyper_of(optimizer), spec.rule, index)
+        fixed = [1 + k for k in range(spec.size - 1) if k not in spec.rated]
+        if other.digest != spec.digest or any(present[k] != numbers[k] for k in fixed):
+            raise TypeError(
+                f"{label(index, optimizer.idx2name)}: the functions have other settings than "
+                f"{optimizer!r}: use those of jit_functions(updater.optimizer, {index!r})"
+            )
         if optimizer.carried is not None:
             numbers[0] = optimizer.carried.get(index, numbers[0])
         count = optimizer._index_update_count.get(index, optimizer.begin_num_update)
-        arrays = leaves(updater.states[index])
         return state_class(self.init.digest)(arrays, numbers, np.array([count]))
 
     def to_updater(self, updater: Updater, index: Index, state: Any) -> None:
@@ -107,31 +116,50 @@ class JitFunctions(NamedTuple):
         Raises
         ------
         TypeError
-            The updater's optimizer has another rule, it has groups, or the state is that of another
-            rule.
+            The state is that of another rule, or the updater one that :meth:`from_updater` refuses.
+        ValueError
+            The updater has made more updates of the parameter than the state has.
         """
-        self._check(updater, index)
+        optimizer = self._check(updater, index)
         if not isinstance(state, state_class(self.init.digest)):
             raise TypeError(f"state must be that of these functions, got {type(state).__name__}")
-        optimizer, arrays = updater.optimizer, iter(state.arrays)
-        form = optimizer.create_state(index, SAMPLE)
-        updater.states[index] = mapped(lambda _: next(arrays), form)
         counts, count = optimizer._index_update_count, int(state.count[0])
+        if count < counts.get(index, 0):
+            raise ValueError(
+                f"{label(index, optimizer.idx2name)}: the state has {count} updates, the updater "
+                f"{counts[index]}: call from_updater again after updates by the updater"
+            )
+        arrays, form = iter(state.arrays), optimizer.create_state(index, SAMPLE)
+        updater.states[index] = mapped(lambda _: next(arrays), form)
         counts[index] = count
         counts.largest = max(counts.largest, count)
         if optimizer.carried is not None:
             optimizer.carried[index] = float(state.hyper[0])
 
-    def _check(self, updater: Updater, index: Index) -> None:
+    def _check(self, updater: Updater, index: Index) -> Optimizer:
+        """Return the optimizer of an updater that updates the parameter like these functions."""
+        Instance(Updater, "an Updater, before the index")("updater", updater)
         optimizer, rule = updater.optimizer, SPECS[self.init.digest].rule
         if updater.groups is not None:
             raise TypeError("states of an updater with groups do not belong to one optimizer")
+        if names := [name for name in DEFAULTS if getattr(updater, name) != DEFAULTS[name]]:
+            raise TypeError(
+                f"compiled functions have no {', '.join(names)} of the updater: reset these, "
+                "or call the updater between compiled functions"
+            )
         present = optimizer.rule_for(index)
         if present is None or (present.name, present.digest) != (rule.name, rule.digest):
             raise TypeError(
                 f"{label(index, optimizer.idx2name)}: the updater's optimizer must have rule "
                 f"{rule.name}, got {optimizer!r}"
             )
+        reason = _reason(optimizer, hyper_of(optimizer), present, scheduled=True)
+        if holds_master(present, updater.states.get(index)):
+            reason = "its state has a master; half-precision weights need an updater"
+        if reason:
+            context = label(index, optimizer.idx2name)
+            raise TypeError(f"{context}: the updater's update cannot be compiled as {reason}")
+        return optimizer
 
 
 def jit_functions(optimizer: str | Optimizer, index: Index = 0) -> JitFunctions:
@@ -195,11 +223,11 @@ def jit_functions(optimizer: str | Optimizer, index: Index = 0) -> JitFunctions:
     return JitFunctions(init, Function(UPDATE, digest), Function(UPDATE_ROWS, digest))
 
 
-def _reason(optimizer: Optimizer, hyper: Hyper, rule: Rule | None) -> str:
+def _reason(optimizer: Optimizer, hyper: Hyper, rule: Rule | None, scheduled: bool = False) -> str:
     """Return why an optimizer has no functions, and what to do; empty if it has."""
     if rule is None or not optimizer.native:
         return "it updates weights in Python; call an updater between compiled functions"
-    if optimizer.lr_scheduler is not None:
+    if optimizer.lr_scheduler is not None and not scheduled:
         return "its schedule is Python; leave it out, and pass the learning rate to update()"
     sums = optimizer.step_sums is not None or optimizer.batches is not None
     if sums or not hyper.constant or optimizer.per_index:

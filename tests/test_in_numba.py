@@ -175,17 +175,35 @@ def test_states_go_to_an_updater_and_its_checkpoint_and_back(rng):
     assert_same(functions.from_updater(new, "w"), weight, whole, expected)
 
 
-def test_states_of_other_rules_are_refused():
-    adam, sgd = fastopt.jit_functions("adam"), fastopt.jit_functions("sgd")
-    weight, updater = np.ones(2), fastopt.Updater("sgd")
-    state, grouped = adam.init(weight), fastopt.Updater("sgd", groups={})
+def test_updaters_with_other_updates_and_states_of_other_rules_are_refused():
+    def updated(dtype=np.float64, settings=None, **arguments):
+        updater = fastopt.Updater(fastopt.Adam(**arguments), **settings or {})
+        updater("w", np.ones(2, dtype), np.ones(2, dtype))
+        return updater
+
+    adam, adamw, sgd = map(fastopt.jit_functions, ("adam", "adamw", "sgd"))
+    catching_up = fastopt.Updater(fastopt.AdamW(sparse_decay="catch_up"))
+    weight, updater, sgd_updater = np.ones(2), updated(lr=lambda t: 0.1), fastopt.Updater("sgd")
+    new, state = adam.init(weight), adam.from_updater(updater, "w")
     for code, words in {
-        "adam.to_updater(updater, 'w', state)": "'w': the updater's optimizer must have rule adam",
-        "sgd.to_updater(updater, 'w', state)": "state must be that of these functions, got State",
-        "sgd.update(weight, weight, state)": r"update: state must be what init\(weight\) returned",
-        "sgd.from_updater(grouped, 'w')": "groups",
+        "adam.to_updater(sgd_updater, 'w', new)": "'w': the updater's optimizer must have rule ad",
+        "sgd.to_updater(sgd_updater, 'w', new)": "state must be that of these functions, got State",
+        "sgd.update(weight, weight, new)": r"update: state must be what init\(weight\) returned",
+        "adam.from_updater('w', updater)": "updater must be an Updater, before the index, got 'w'",
+        "adam.from_updater(updated(np.float16, multi_precision=True), 'w')": "'w': .* a master",
+        "adam.from_updater(updated(state_dtype='int8'), 'w')": "'w': .* is int8; leave state_dtype",
+        "adam.from_updater(updated(beta1=0.5), 'w')": r"'w': .* beta1.*.optimizer, 'w'",
+        "adam.from_updater(updated(clip_gradient=1.0), 'w')": "other settings",
+        "adam.from_updater(updated(settings={'groups': {}}), 'w')": "groups",
+        "adam.from_updater(updated(settings={'accumulate': 2}), 'w')": "no accumulate of",
+        "adam.to_updater(updated(settings={'clip_global_norm': 1}), 'w', state)": "no clip_gl",
+        "adamw.to_updater(catching_up, 'w', state)": "'w': .*sparse_decay='touched'",
     }.items():
-        check_refused(code, f"TypeError: {words}", locals())
+        check_refused(code, f"TypeError: {words}", {**globals(), **locals()})
+    updater("w", np.ones(2), weight)
+    error = "ValueError: 'w': the state has 1 updates, the updater 2: call from_updater again"
+    check_refused("adam.to_updater(updater, 'w', state)", error, locals())
+    assert updater.optimizer.num_update == 2
 
 
 NO_RATE = "TypeError: lr must be a real number, got .* such as state.count"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastopt._engine.hyper import Hyper, hyper_of, values_of
+from fastopt._engine.hyper import Hyper, check_returned, completed, hyper_of, values_of
 from fastopt._engine.hyper_rows import multipliers, names_of
 from fastopt._engine.mixed_precision import holds_master
 from fastopt._engine.per_index import Index
@@ -277,7 +277,10 @@ def _values(
     rates = optimizer.rates_at(rate, multipliers(optimizer, index))
     optimizer.check_rates(index, rates["lr"], rates["wd"])
     fields = hyper.compute(optimizer, 0, rates["lr"], rates["wd"])
-    return values_of(optimizer, rule, names_of(rule, hyper.extra), rates, fields)
+    names = names_of(rule, hyper.extra)
+    values = values_of(optimizer, rule, names, rates, fields)
+    check_returned(optimizer, names, rates, fields)
+    return values
 
 
 def _programs(
@@ -288,7 +291,8 @@ def _programs(
     constants: list[float] = []
     try:
         rates = optimizer.rates_at(rate, multipliers(optimizer, index))
-        fields = {**rates, **hyper.compute(optimizer, 0, rates["lr"], rates["wd"])}
+        returned = hyper.compute(optimizer, 0, rates["lr"], rates["wd"])
+        fields = {**rates, **completed(optimizer, hyper.extra, returned)}
     except (TypeError, AttributeError):
         return (), None, constants
     rated: dict[int, Expression] = {}

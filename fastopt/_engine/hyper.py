@@ -15,6 +15,7 @@ from itertools import filterfalse
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
+from fastopt._advice import choices, closest
 from fastopt._engine.contract import OptimizerLike
 from fastopt._kernels.advance import step
 from fastopt.arguments import as_float
@@ -126,33 +127,62 @@ def corrected(
     return mark
 
 
-def named(optimizer: OptimizerLike, rule: Rule, names: Iterable[str]) -> dict[str, float]:
+def named(
+    optimizer: OptimizerLike, rule: Rule, names: Iterable[str], returned: Mapping[str, float]
+) -> dict[str, float]:
     """Return fields of these names that ``hyper()`` need not return.
 
-    These are arguments of the class, 1 minus an argument after ``one_minus_``, and 1 for what the
-    reductions of the rule, or a correction, compute.
+    These are arguments of the class, 1 minus an argument or what it has `returned` for it after
+    ``one_minus_``, and 1 for what the reductions of the rule, or a correction, compute.
     """
     kind: Any = type(optimizer)
     fields = {}
     for name in names:
         argument = name.removeprefix("one_minus_")
+        if argument in returned:
+            fields[name] = 1 - returned[argument]
+            continue
         declared = kind.declared.get(argument)
         if declared is not None and declared.names:
             argument, declared = declared.names[0], kind.declared[declared.names[0]]
         value = declared and getattr(optimizer, declared.stored or argument, None)
         if isinstance(value, (int, float)) and argument not in ("learning_rate", "wd"):
             fields[name] = 1 - value if name.startswith("one_minus_") else value
-        elif name in rule.computed or any(name in written(fn) for fn in _corrections(kind)):
+        elif name in rule.computed or any(name in written(of.correct) for of in _corrected(kind)):
             fields[name] = 1.0
     return fields
 
 
-def _corrections(kind: type) -> Iterator[Callable[..., None]]:
-    """Yield the corrections of the ``hyper()`` of a class and of its bases."""
+def _corrected(kind: type) -> Iterator[Hyper]:
+    """Yield the corrected ``hyper()`` of a class and of its bases."""
     for base in kind.__mro__:
         marked = getattr(vars(base).get("hyper"), "marked", None)
         if marked is not None and marked.correct is not None:
-            yield marked.correct
+            yield marked
+
+
+def check_returned(
+    optimizer: OptimizerLike,
+    names: Sequence[str],
+    rates: Mapping[str, float],
+    returned: Mapping[str, float],
+) -> None:
+    """Raise TypeError if ``hyper()`` returns text, or what the only rule of a class does not read.
+
+    Arguments of the class may be returned, and what a correction reads that is not due.
+    """
+    kind: Any = type(optimizer)
+    one_rule = isinstance(kind.rule, Rule) or isinstance(kind.base_rule, Rule)
+    known = {name for name, declared in kind.declared.items() if not declared.names}
+    known.update(names, GIVEN, rates, ("average_rate",), *(of.extra for of in _corrected(kind)))
+    for name, value in returned.items():
+        if one_rule and name not in known:
+            advice = choices(closest(name, names), names)
+            raise TypeError(
+                f"{kind.__name__}.hyper() returns {name!r}, which its rule does not read; {advice}"
+            )
+        if isinstance(value, (str, bytes)):  # which float() takes
+            raise TypeError(f"{kind.__name__}.hyper(): {name} must be a number, got {value!r}")
 
 
 def completed(
@@ -163,7 +193,7 @@ def completed(
     if rule is None:
         return fields
     names = [name for name in (*rule.hyper, *extra) if name not in (*fields, *GIVEN)]
-    return {**named(optimizer, rule, names), **fields}
+    return {**named(optimizer, rule, names, fields), **fields}
 
 
 def hyper_of(optimizer: OptimizerLike) -> Hyper:
@@ -254,7 +284,7 @@ def values_of(
         if not fields["clip_gradient"] > 0:
             fields["clip_gradient"] = inf
         if others := list(filterfalse(fields.__contains__, names)):
-            fields.update(named(optimizer, rule, others))
+            fields.update(named(optimizer, rule, others, hyper))
         values = list(map(fields.__getitem__, names))
     except KeyError as error:
         missing = f"{error}, which rule {rule.name} reads"

@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastopt._engine.contract import OptimizerLike
-from fastopt._engine.hyper import Hyper, completed, hyper_of, reads_no_rates, values_of
+from fastopt._engine.hyper import (
+    Hyper,
+    check_returned,
+    completed,
+    hyper_of,
+    reads_no_rates,
+    values_of,
+)
 from fastopt._engine.per_index import Index
 from fastopt._engine.validate import label
 from fastopt._kernels import cpu_addresses
@@ -106,6 +113,8 @@ class Shared:
 
         Empty if some of it is not entered as it is.
         """
+        self.complements: dict[str, int] = {}
+        """Columns of 1 minus what ``hyper()`` returns, which it does not return itself."""
         self.fixed: bool | None = None
         """Whether ``hyper()`` reads no rates, so that it need not be called; None if unknown."""
         self.address, words = address_of(memory), self.words_view
@@ -157,6 +166,8 @@ class Shared:
                         for name, column in self.columns.items():
                             if column:
                                 values[column] = fields[name]
+                        for name, column in self.complements.items():
+                            values[column] = 1 - fields[name]
                         self.given = fields
                     else:
                         self._enter(rates, fields)
@@ -190,6 +201,7 @@ class Shared:
         except ValueError as error:
             raise ValueError(f"{label(index, optimizer.idx2name)}: {error}") from error
         values_of(optimizer, self.rule, self.names, rates, fields)
+        check_returned(optimizer, self.names, rates, fields)
 
     def follow(self, rate: float) -> bool:
         """Enter a learning rate before multipliers, if nothing else has changed or depends on it.
@@ -212,6 +224,8 @@ class Shared:
     def _enter(self, rates: Rates, fields: Mapping[str, float]) -> None:
         """Enter all hyper-parameters, from those that ``hyper()`` has returned."""
         values = values_of(self.optimizer, self.rule, self.names, rates, fields)
+        if fields.keys() != self.columns.keys():
+            check_returned(self.optimizer, self.names, rates, fields)
         self.values[1 : 1 + len(values)] = values
         for k, name in enumerate(RATES):
             plain = name in self.names and name not in fields
@@ -221,6 +235,11 @@ class Shared:
         if READ.isdisjoint(fields):
             for name in fields:
                 self.columns[name] = 1 + self.names.index(name) if name in self.names else 0
+        self.complements = {
+            name: 1 + self.names.index(other)
+            for name in self.given or ()
+            if (other := f"one_minus_{name}") in self.names and other not in fields
+        }
         if self.summed or not immutable:
             self.fixed = False
         self.words[w.RESTS] = fields.get("average_rate") == 0

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from fastopt import optimizer
+from fastopt import optimizer, rule
 from fastopt._engine.hyper import hyper_of
 from fastopt._kernels import record_words
 from helpers.cases import exhaustive, kept
@@ -50,6 +50,11 @@ def updater_of(name, betas, **kwargs):
     return optimizer.Updater(made)
 
 
+def mean_of(weight, grad, state, h):
+    mean = h.beta1 * state[0] + h.one_minus_beta1 * grad
+    return weight - h.lr * mean, (mean,)
+
+
 @pytest.mark.parametrize("betas", BETAS, ids=str)
 @pytest.mark.parametrize("name", kept(corrected(), "adam", "radam"))
 def test_hyper_parameters_of_a_step_have_the_bits_of_hyper(name, betas):
@@ -90,3 +95,16 @@ def test_what_is_carried_has_the_bits_of_plain_python(name, per_index):
             updater(1, np.ones(4), weights[1])
         ends.append([weight.tobytes() for weight in weights] + [dict(made.carried)])
     assert ends[0] == ends[1]
+
+
+def test_one_minus_a_field_follows_what_hyper_returns_in_each_step():
+    class Kept(optimizer.AdamFamily):
+        rule = rule(state=("mean",), hyper=("lr", "beta1", "one_minus_beta1"))(mean_of)
+
+        def hyper(self, t, lr, wd):
+            return {"beta1": 1 / (1 + t)}
+
+    updater, weight = optimizer.Updater(Kept()), np.ones(2)
+    for t in (1, 2, 3):
+        updater(0, np.ones(2), weight)
+        assert fields(updater)["one_minus_beta1"] == 1 - 1 / (1 + t)

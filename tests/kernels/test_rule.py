@@ -213,6 +213,18 @@ REFUSED = [
     (TypeError, with_hyper({}), (2,), r"Wrong.hyper\(\) does not return 'half'"),
     (TypeError, with_hyper({"half": "much"}), (2,), "rule halving .*'half'.*, got .*'much'"),
     (TypeError, with_hyper({"half": None}), (2,), "rule halving needs numbers"),
+    (
+        TypeError,
+        with_hyper({"half": 1.0, "lr": "0.5"}),
+        (2,),
+        r"Wrong.hyper\(\): lr .* number, got '0.5'",
+    ),
+    (
+        TypeError,
+        with_hyper({"half": 1.0, "hal": 1.0}),
+        (2,),
+        r"Wrong.hyper\(\) returns 'hal', which its rule .*; did you mean 'half'\? The names",
+    ),
     *(
         (TypeError, with_rule(function), (size,), f"index 0: rule {function.__name__} .*{words}")
         for function, words in (

@@ -140,7 +140,8 @@ def test_groups_become_multipliers_and_back(torch):
     names = {0: "a_weight", 1: "b_bias", 2: "c_bias"}
     schedule = lr_scheduler.FactorScheduler(9, 1.0, base_lr=0.08)
     made = optimizer.Adam(lr=None, lr_scheduler=schedule, param_idx2name=names)
-    updater = optimizer.get_updater(made)
+    kept = {"^b": {"wd_mult": 0.0}, "c_": {"wd": 5.0}}
+    updater = optimizer.get_updater(made, groups=kept)
     from_torch_state_dict(updater, peer.optimizer.state_dict(), indices=[0, 2, 1])
     assert made.lr_scheduler is schedule
     weights = peer.weights()
@@ -153,6 +154,20 @@ def test_groups_become_multipliers_and_back(torch):
     train(updater, weights, range(4, 6))
     peer.train(range(4, 6))
     assert_close(weights, peer.weights())
+
+
+def test_groups_of_an_updater_are_groups_of_torch(torch):
+    groups = {"1": {"lr": 0.5, "wd": 0.0, "betas": (0.5, 0.9)}, "2": {"frozen": True}}
+    made = optimizer.AdamW(lr=0.1, wd=0.01, formula="torch")
+    updater, weights = optimizer.get_updater(made, groups=groups), start()
+    train(updater, weights, range(3))
+    state = to_torch_state_dict(updater, [0, 1, 2])
+    assert [group["params"] for group in state["param_groups"]] == [[0, 2], [1]]
+    peer = Peer(torch, "AdamW", weights, [{"params": [0, 2]}, {"params": [1]}])
+    peer.optimizer.load_state_dict(tensors(torch, state))
+    train(updater, weights, range(3, 6))
+    peer.train(range(3, 6))
+    assert_close(weights[:2], peer.weights()[:2])
 
 
 @pytest.mark.parametrize(("name", "klass"), [("Adagrad", "AdaGrad"), ("RMSprop", "RMSProp")])
@@ -226,7 +241,12 @@ def saved(*groups, **entry):
 UNFIT = [
     *((wrong, None, "not the state_dict of an optim") for wrong in (None, [], {}, {"state": 3})),
     *((saved(), wrong, "indices must have length 1, one for") for wrong in ([1, 2], [], "a", 3)),
-    (saved({}, {"params": [1], "lr": 0.2}), None, r"param_dict\[0\].lr_mult must be 0.5"),
+    *((saved(), wrong, "list of the updater's indices in the order") for wrong in ({"a": 0}, {3})),
+    (
+        saved({}, {"params": [1], "lr": 0.2}),
+        None,
+        "index 0: torch's lr is 0.1, but .* makes it 0.2",
+    ),
     (saved(exp_avg_sq=F32[:5]), None, r"shapes \(6, 2\) and \(5, 2\)"),
     *((saved(exp_avg=wrong), None, "state of index 0 must have dtype") for wrong in (F32 > 0, "x")),
     (saved(step=-1), None, "must be at least 0, got -1"),
@@ -242,8 +262,34 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(given, indices, words)
     live = {0: SimpleNamespace(lr_mult=1.0, wd_mult=1.0)}
     updater = optimizer.get_updater(optimizer.Adam(param_dict=live))
     before = everything(updater, None)
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(TypeError if "list" in words else CheckpointError, match=words):
         from_torch_state_dict(updater, given, indices)
+    assert everything(updater, None) == before
+
+
+@pytest.mark.parametrize(
+    ("group", "export", "load"),
+    [
+        ({"optimizer": optimizer.Lion()}, "index 0: torch has no Lion", r"\['optimizer'\]"),
+        ({"optimizer": optimizer.AdamW(formula="torch")}, "one class .* Adam, not AdamW", "optim"),
+        (
+            {"cautious": True},
+            "index 0: torch has no Adam with cautious",
+            r"\['cautious'\]",
+        ),
+        ({"wd": 0.1, "beta2": 0.9}, None, r"index 0: its group in the updater has \['beta2'\]"),
+        ({"lr_mult": 2}, None, "index 0: torch's lr is 0.1, but a group .* makes it 0.4: change"),
+        ({"wd": 0.0}, None, "index 0: torch's weight_decay is 0.1, but"),
+    ],
+)
+def test_groups_that_the_other_library_cannot_have_are_refused(group, export, load):
+    updater = optimizer.get_updater(optimizer.Adam(), groups={"0": group})
+    if export:
+        with pytest.raises(ValueError, match=export):
+            to_torch_state_dict(updater, [0])
+    before = everything(updater, None)
+    with pytest.raises(CheckpointError, match=load):
+        from_torch_state_dict(updater, saved({"weight_decay": 0.1}, {"params": [1], "lr": 0.2}))
     assert everything(updater, None) == before
 
 

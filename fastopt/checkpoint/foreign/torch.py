@@ -1,14 +1,15 @@
 """State dicts of torch's optimizers, with NumPy arrays instead of tensors, in both directions."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from fastopt._engine.newton_schulz import QUINTIC
-from fastopt._engine.validate import label, leaves
+from fastopt._engine.parameters import Parameters
+from fastopt._engine.validate import label, leaves, naming
 from fastopt._interrupts import between_updates
 from fastopt._kernels.codes import numbers_of
 from fastopt.arguments import brief, flag, number
@@ -19,6 +20,12 @@ from fastopt.checkpoint.restore.parameters import Skipped, keys_of, names_of
 from fastopt.checkpoint.restore.restore import restore
 from fastopt.kernels.variants import Variant
 from fastopt.optimizer.optimizer import Index, Optimizer
+
+
+class Grouped(Stateful, Protocol):
+    """An updater whose parameters may have optimizers of their own."""
+
+    parameters: Parameters
 
 
 @dataclass(frozen=True)
@@ -227,9 +234,7 @@ VOCABULARY -= {"lr", "weight_decay"}
 MAXIMIZE = replace(same("maximize"), default=False)
 
 
-def to_torch_state_dict(
-    updater: Stateful, indices: Sequence[Index] | None = None
-) -> dict[str, Any]:
+def to_torch_state_dict(updater: Grouped, indices: Sequence[Index] | None = None) -> dict[str, Any]:
     """Return a dict like ``state_dict()`` of the corresponding torch optimizer.
 
     With ``formula="torch"``, torch continues with the same formula; the page about checkpoints
@@ -248,15 +253,16 @@ def to_torch_state_dict(
     Returns
     -------
     dict
-        State dict with copies of the arrays. Parameters with equal learning rate and weight decay
-        are in one group.
+        State dict with copies of the arrays. Parameters with equal options are in one group;
+        frozen ones too, as torch does not update parameters without a gradient.
 
     Raises
     ------
     TypeError
-        `updater` is not an updater.
+        `updater` is not an updater, or `indices` have no order.
     ValueError
-        torch has no such optimizer, or does not support its arguments.
+        torch has no such optimizer, or does not support its arguments or those of a group, or a
+        group has an optimizer of another class.
     RuntimeError
         The call comes from inside an update, for example from a signal handler.
 
@@ -270,21 +276,38 @@ def to_torch_state_dict(
     >>> to_torch_state_dict(updater)["state"]
     {0: {'momentum_buffer': array([ 1., -2.])}}
     """
-    check_updater(updater)
+    _check_arguments(updater, indices)
     optimizer = updater.optimizer
-    form = _form_of(optimizer)
+    name = _form_of(optimizer).torch
     if indices is None:
         indices = sorted(updater.states, key=_integer)
-    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    groups: dict[frozenset[Any], dict[str, Any]] = {}
     state: dict[int, dict[str, Any]] = {}
     with between_updates(optimizer.call_lock, "to_torch_state_dict()"):
         for position, index in enumerate(indices):
-            rates = optimizer._get_lr(index), optimizer._get_wd(index)
-            group = groups.setdefault(rates, _group(form, optimizer, *rates))
+            own = updater.parameters.optimizer_of(index)
+            context, lr = label(index, optimizer.idx2name), own._get_lr(index)
+            with naming(context):
+                form = _form_of(own)
+                made = _group(form, own, lr, own._get_wd(index))
+            if form.torch != name:
+                raise ValueError(
+                    f"{context}: torch has one class for all parameters: {name}, not {form.torch}"
+                )
+            group = groups.setdefault(frozenset(made.items()), {**made, "params": []})
             group["params"].append(position)
             if index in updater.states and form.slots:
-                state[position] = _to_torch(form, updater, index, rates[0])
+                state[position] = _to_torch(form, own, updater.states[index], index, lr)
     return {"state": state, "param_groups": list(groups.values())}
+
+
+def _check_arguments(updater: object, indices: object) -> None:
+    check_updater(updater)
+    if isinstance(indices, (Set, Mapping)):
+        raise TypeError(
+            "indices must be a list of the updater's indices in the order of torch's parameters, "
+            f"got {brief(indices)}"
+        )
 
 
 def _integer(index: Index) -> int:
@@ -307,20 +330,21 @@ def _form_of(optimizer: Optimizer) -> Form:
 
 
 def _group(form: Form, optimizer: Optimizer, lr: float, wd: float) -> dict[str, Any]:
-    """Torch's parameter group, without parameters."""
+    """Options of torch's parameter group."""
     group = {"lr": lr, "weight_decay": wd, "maximize": optimizer.maximize}
     group |= form.fixed
     if group["weight_decay"] != wd:
         raise ValueError(f"torch's {form.torch} decays otherwise: wd must be 0, got {wd}")
     for name, option in form.options.items():
         group[name] = option.to_torch(*(getattr(optimizer, key) for key in option.attributes))
-    return {**group, "params": []}
+    return group
 
 
-def _to_torch(form: Form, updater: Stateful, index: Index, lr: float) -> dict[str, Any]:
+def _to_torch(
+    form: Form, optimizer: Optimizer, ours: Any, index: Index, lr: float
+) -> dict[str, Any]:
     """State of one parameter in torch's format."""
-    optimizer = updater.optimizer
-    arrays = numbers_of(leaves(updater.states[index]))
+    arrays = numbers_of(leaves(ours))
     context = label(index, optimizer.idx2name)
     if len(arrays) != len(form.slots):
         raise ValueError(f"{context}: torch keeps {form.slots}, the state has {len(arrays)} arrays")
@@ -342,7 +366,7 @@ def _to_torch(form: Form, updater: Stateful, index: Index, lr: float) -> dict[st
 
 
 def from_torch_state_dict(
-    updater: Stateful,
+    updater: Grouped,
     state_dict: Mapping[str, Any],
     indices: Sequence[Index] | None = None,
     strict: bool = True,
@@ -350,9 +374,9 @@ def from_torch_state_dict(
     """Load the ``state_dict()`` of the corresponding torch optimizer into `updater`.
 
     Learning rates, weight decays and the other hyper-parameters are loaded too; the schedule is
-    kept. Groups become multipliers of the largest learning rate and weight decay. Optimizers that
-    implement torch's formula are set to ``formula="torch"``; the page about checkpoints lists the
-    differences of others.
+    kept. Groups become multipliers of the largest learning rate and weight decay, or of those that
+    the updater's groups have. Optimizers that implement torch's formula are set to
+    ``formula="torch"``; the page about checkpoints lists the differences of others.
 
     Parameters
     ----------
@@ -374,10 +398,10 @@ def from_torch_state_dict(
     Raises
     ------
     TypeError
-        `updater` is not an updater.
+        `updater` is not an updater, or `indices` have no order.
     CheckpointError
-        `state_dict` is invalid, or has options that the updater's optimizer does not support.
-        Nothing changes.
+        `state_dict` is invalid, or has options that the updater's optimizer does not support, or
+        that its groups have otherwise. Nothing changes.
 
     Examples
     --------
@@ -392,14 +416,14 @@ def from_torch_state_dict(
     >>> updater.states[0], updater.optimizer.formula
     (array([ 1., -2.]), 'torch')
     """
-    check_updater(updater)
+    _check_arguments(updater, indices)
     with refusing("not the state_dict of an optimizer of torch: "):
         described = _described(updater, state_dict, indices)
     return restore(updater, described, strict)
 
 
 def _described(
-    updater: Stateful, state_dict: Mapping[str, Any], indices: Sequence[Index] | None
+    updater: Grouped, state_dict: Mapping[str, Any], indices: Sequence[Index] | None
 ) -> dict[str, Any]:
     """Convert the dict to the argument of :func:`restore`."""
     if not isinstance(state_dict, Mapping):
@@ -424,9 +448,9 @@ def _described(
         # slots may be None, such as a momentum not yet set
         if kept := {slot: value for slot, value in entry.items() if value is not None}:
             entries[index] = kept
-    attributes = optimizer.__getstate__() | plain(optimizer) | dict(form.when)
-    attributes |= _options(form, groups)
-    attributes |= _rates(optimizer, groups, group_of)
+    options = plain(optimizer) | dict(form.when) | _options(form, groups)
+    _check_groups(updater, group_of, options)
+    attributes = optimizer.__getstate__() | options | _rates(updater, group_of)
     if form.counted:
         counts = {index: int(entry["step"]) for index, entry in entries.items()}
         attributes["_index_update_count"] = counts
@@ -481,22 +505,49 @@ def _options(form: Form, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return attributes
 
 
-def _rates(
-    optimizer: Optimizer,
-    groups: Sequence[Mapping[str, Any]],
-    group_of: Mapping[Index, Mapping[str, Any]],
-) -> dict[str, Any]:
+def _check_groups(updater: Grouped, indices: Iterable[Index], options: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if a group of the updater keeps another value of a loaded option."""
+    for index in indices:
+        own = updater.parameters.optimizer_of(index)
+        if own is updater.optimizer:
+            continue
+        if own.overridden is None:
+            kept = {"optimizer"}
+        else:
+            kept = {
+                key for key in own.overridden & options.keys() if vars(own)[key] != options[key]
+            }
+        if kept:
+            raise CheckpointError(
+                f"{label(index, own.idx2name)}: its group in the updater has {sorted(kept)} in "
+                "place of torch's: remove it from updater.groups"
+            )
+
+
+def _rates(updater: Grouped, group_of: Mapping[Index, Mapping[str, Any]]) -> dict[str, Any]:
     """Largest learning rate and weight decay, and multipliers that yield each group's values."""
     attributes: dict[str, Any] = {}
+    optimizer, parameters = updater.optimizer, updater.parameters
+    routes = {i: parameters.groups.route(i) if parameters.groups else None for i in group_of}
     for option, attribute in (("lr", "lr"), ("weight_decay", "wd")):
-        base = max(number(option, float(group[option])) for group in groups)
-        table = {i: float(group[option]) / base if base else 1.0 for i, group in group_of.items()}
         multiplier = f"{attribute}_mult"
-        for index, factor in table.items():
-            if getattr(optimizer.param_dict.get(index), multiplier, factor) != factor:
-                raise CheckpointError(f"param_dict[{index!r}].{multiplier} must be {factor}")
-        attributes[attribute] = base
-        attributes[multiplier] = getattr(optimizer, multiplier) | table
+        rates = {i: number(option, float(group[option])) for i, group in group_of.items()}
+        kept: dict[Index, Any] = {
+            i: each and each.multipliers.get(multiplier) for i, each in routes.items()
+        }
+        kept |= {i: getattr(each, multiplier, 1.0) for i, each in optimizer.param_dict.items()}
+        attributes[attribute] = base = max(rate / (kept[i] or 1.0) for i, rate in rates.items())
+        attributes[multiplier] = table = dict(getattr(optimizer, multiplier))
+        for index, rate in rates.items():
+            own = parameters.optimizer_of(index)
+            unit = getattr(own, attribute) if attribute in (own.overridden or ()) else base
+            table[index] = rate / unit if unit else 1.0
+            factor = table[index] if kept[index] is None else kept[index]
+            if not math.isclose(unit * factor, rate):
+                raise CheckpointError(
+                    f"{label(index, optimizer.idx2name)}: torch's {option} is {rate}, but a group "
+                    f"of the updater or its param_dict makes it {unit * factor}: change these"
+                )
     return attributes
 
 

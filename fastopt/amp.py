@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from fastopt._advice import Advice
+from fastopt._advice import Advice, no_attribute
 from fastopt._notices import warn_user
 from fastopt.arguments import (
     FLAG,
@@ -20,6 +20,11 @@ from fastopt.arguments import (
 )
 
 __all__ = ["LossScaler", "SlowCalls", "StepInfo"]
+
+
+def __getattr__(name: str) -> Any:
+    raise no_attribute(f"module {__name__!r}", name, __all__, Advice("PACKAGE"))
+
 
 _LEAST, _MOST = 2.0**-126, 2.0**126  # the scale and its inverse are normal float32 numbers
 _STUCK = 100  # overflows in a row at the least scale, of which it warns

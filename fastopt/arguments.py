@@ -792,7 +792,7 @@ class Checked(metaclass=Constructor):
                 value = argument.default if argument.factory is None else argument.factory()
                 attributes = {argument.stored or name: value, **attributes}
         if missing := sorted(cls._described_attributes() - attributes.keys()):
-            raise ValueError(f"{cls.__name__} has no attribute {', '.join(missing)}")
+            raise ValueError(f"the saved {cls.__name__} lacks {', '.join(missing)}")
         described = {**cls._arguments, **cls._progress}
         checked = {name: check(name, attributes[name]) for name, check in described.items()}
         return {**attributes, **checked}

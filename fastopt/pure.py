@@ -93,6 +93,9 @@ class _Pair:
         """State that the updater is in."""
         self.lock = Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Pair, (self.optimizer, self.settings)
+
     def init(self, params: object) -> dict[str, Any]:
         """Return the state before the first update."""
         updater, new = self._new(), copies(params)

@@ -192,6 +192,7 @@ MISTAKES = {
         "TypeError: initializer_class must be a class or None, got 3",
     "checkpoint.from_torch_state_dict({}, updater)":
         "TypeError: updater must be an Updater, got dict",
+    "amp.GradScaler": r"AttributeError: Updater\(optimizer, loss_scaler=LossScaler\(\)\)",
     "updater.load(0)": "TypeError: os.PathLike",
     "updater.get_states('run.safetensors')":
         "TypeError: dump_optimizer must be True or False, got 'run.safetensors'",
@@ -390,6 +391,7 @@ def test_every_advice_about_a_class_is_given(klass):
 
 LOOKING = {
     "PACKAGE": partial(getattr, fastopt),
+    "CHECKPOINT": partial(getattr, checkpoint),
     "SCHEDULES": partial(getattr, lr_scheduler),
     "INITIALIZERS": initializer.create,
     "ADAPTERS": partial(getattr, adapters),

@@ -133,8 +133,24 @@ def test_a_checkpoint_that_lacks_an_attribute_is_refused(name):
             optimizer.get_updater(klass()).load_states_dict(some)
     made = klass()
     del made.wd
-    with pytest.raises(CheckpointError, match=f"{name} has no attribute wd"):
+    with pytest.raises(CheckpointError, match=f"the saved {name} lacks wd"):
         loads(dumps({"states": {}, "optimizer": made}))
+
+
+def test_arguments_that_a_users_class_got_later_take_their_defaults():
+    class Mine(optimizer.SGD):
+        first: float = arguments.arg(default=1.0)
+
+    saved = optimizer.get_updater(Mine()).states_dict()
+
+    class Mine(optimizer.SGD):
+        first: float = arguments.arg(default=1.0)
+        later: float = arguments.arg(default=2.0)
+
+    updater = optimizer.get_updater(Mine(later=3.0))
+    with pytest.warns(UserWarning, match=r"saved Mine lacks arguments, .* defaults: later=2.0$"):
+        updater.load_states_dict(saved)
+    assert updater.optimizer.later == 2
 
 
 HIDING = "rule", "hyper", "forms", "update", "param_dict", "learning_rate", "native", "__class__"

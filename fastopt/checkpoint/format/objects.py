@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from fastopt._notices import warn_user
 from fastopt.arguments import Checked
 from fastopt.checkpoint.format.errors import CheckpointError, refusing
 from fastopt.lr_scheduler import LRScheduler, scheduler_registry
@@ -53,13 +54,15 @@ def rebuilt(klass: type[Kind], attributes: Mapping[str, Any], present: object) -
     """Create an instance of a class from attributes, without calling ``__init__``.
 
     Classes of this package accept the attributes that they declare, and attributes that the user
-    has set on `present`, an instance of the same class. Other classes accept any attributes.
+    has set on `present`, an instance of the same class. Other classes accept any attributes, and
+    their own arguments that are missing take their defaults, with a warning.
 
     Raises
     ------
     CheckpointError
         An attribute is not accepted, or a value is invalid.
     """
+    attributes = _with_defaults(klass, attributes)
     for name in attributes.keys() - klass._described_attributes():
         if not _is_attribute(klass, name):
             raise CheckpointError(f"{klass.__name__} cannot store an attribute {name!r}")
@@ -76,6 +79,22 @@ def rebuilt(klass: type[Kind], attributes: Mapping[str, Any], present: object) -
         restore(klass._checked_attributes(attributes))
         instance.check_together()
     return instance
+
+
+def _with_defaults(klass: type[Checked], attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add the defaults of missing arguments that a user's class declares, and warn."""
+    ours = next(base for base in klass.__mro__ if _is_ours(base) and issubclass(base, Checked))
+    late = {
+        argument.stored or name: argument.default
+        for name, argument in klass.declared.items()
+        if argument.init and not argument.names and name not in ours.declared
+        if (argument.stored or name) not in attributes
+    }
+    if not late:
+        return attributes
+    given = ", ".join(f"{name}={value!r}" for name, value in late.items())
+    warn_user(f"the saved {klass.__name__} lacks arguments, which take their defaults: {given}")
+    return {**late, **attributes}
 
 
 def new_counts(optimizer: Optimizer, attributes: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -356,7 +356,7 @@ class _Walk:
                 also = f", and gradient {surplus[0]!r} no weight" if surplus else ""
                 raise ValueError(
                     f"weight {_join(path, name)!r} has no gradient{also}; pass None as gradient, "
-                    'or missing="skip", to skip it'
+                    'or missing="skip" to step(), to skip it'
                 )
         for name in beside:
             if name not in below:

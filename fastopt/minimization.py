@@ -405,6 +405,8 @@ class _Run:
                     value, grads = self.objective(x, ())
             elif not self.noisy and self.best is not None:
                 value, x, grads = self.best
+                if len(self.history) > 1 and value == self.history[0]:
+                    message += " No step lowered the loss: is the sign of the gradient wrong?"
             if all(np.isfinite(leaf).all() for _, leaf in named("", x) if _is_array(leaf)):
                 return status, message, x, value, grads
             status, message = NOT_FINITE, f"x is not finite after {self.nit} steps."

@@ -193,6 +193,10 @@ MISTAKES = {
     "checkpoint.from_torch_state_dict({}, updater)":
         "TypeError: updater must be an Updater, got dict",
     "amp.GradScaler": r"AttributeError: Updater\(optimizer, loss_scaler=LossScaler\(\)\)",
+    "updater.load(updater.states_dict())":
+        r"TypeError: path must be that of a file, got a dict: load_states_dict\(\) takes dicts",
+    "checkpoint.dumps({'z': np.ones(2, complex)})":
+        r"TypeError: z has dtype complex128, which cannot be saved: save its view\(float64\)",
     "updater.load(0)": "TypeError: os.PathLike",
     "updater.get_states('run.safetensors')":
         "TypeError: dump_optimizer must be True or False, got 'run.safetensors'",

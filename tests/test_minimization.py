@@ -367,6 +367,12 @@ def test_scipy_rounds_iterations_up_and_shows_progress(maxiter, has_tqdm, capsys
     assert ("3/3" in shown.err) == bool(shown.err) == has_tqdm
 
 
+def test_steps_that_only_raise_the_loss_say_so():
+    sign = lambda s: minimize(lambda x: (x @ x, s * x), np.ones(2), steps=5, lr=0.1)  # noqa: E731
+    assert "No step lowered the loss: is the sign" in sign(-1).message
+    assert "lowered" not in sign(1).message
+
+
 @pytest.mark.parametrize(("more", "category", "words"), [
     ({"hess": scipy.optimize.rosen_hess}, RuntimeWarning, "hess and hessp are ignored"),
     ({"options": {"maxiter": 3, "eps": 1e-2, "gtol": 1e-3}}, scipy.optimize.OptimizeWarning,

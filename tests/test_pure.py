@@ -33,7 +33,8 @@ def test_updates_are_pure_and_those_of_an_updater(name, settings):
         grads = values(rng)
         before = pickle.dumps((grads, state, params))
         later = [update(grads, state, params) for _ in range(2)]
-        later.append(update(grads, pickle.loads(pickle.dumps(state)), params))
+        copied = pickle.loads(pickle.dumps((update, state)))
+        later.append(copied[0](grads, copied[1], params))
         assert pickle.dumps((grads, state, params)) == before
         for each in later[1:]:
             np.testing.assert_equal(each, later[0])

@@ -525,6 +525,11 @@ def save_checkpoint(
         for name, save in parts.items():
             if not (_is_file_name(name) and callable(save)):
                 raise TypeError(f"parts must be functions by file name, got {brief(name)}")
+            if hasattr(save, "save"):
+                raise TypeError(
+                    f"parts[{name!r}] must be a function of a path, such as {name}.save, got "
+                    f"{brief(save)}"
+                )
         return Facts(folder=str(folder), parts=", ".join(parts))
 
     def finish() -> None:

@@ -34,7 +34,7 @@ from fastopt.table import EmbeddingTable
 from fastopt.table.directory import Directory
 from fastopt.table.index import Ids
 from fastopt.table.saved import checked
-from fastopt.table.storage import Init
+from fastopt.table.storage import Init, of_rows
 
 Numbers = NDArray[np.int64]
 
@@ -312,7 +312,7 @@ class ShardedEmbeddingTable(Sharded):
         cls,
         path: PathLike | Sequence[PathLike],
         comm: object,
-        optimizer: Optimizer | None = None,
+        optimizer: str | Optimizer | None = None,
         init: Init | None = None,
         timeout: float | None = None,
         directory: PathLike | None = None,
@@ -364,25 +364,26 @@ class ShardedEmbeddingTable(Sharded):
         ranks = private(comm, limit).ranks
         ranks.begin("load of a ShardedEmbeddingTable", limit)
 
-        content, error = agreement.attempt(read_rows, path, ranks.rank, ranks.size, optimizer, init)
+        made = of_rows(optimizer)
+        content, error = agreement.attempt(read_rows, path, ranks.rank, ranks.size, made, init)
         run, fields, parts = content or ("", None, False)
         agreement.agree(ranks, [Facts(path=str(path), run=run)], error)
         try:
             if parts:
-                fields = share_rows(ranks, fields, optimizer)
+                fields = share_rows(ranks, fields, made)
         except Exception as problem:
             if not agreement.is_agreed(problem):
                 ranks.fail(f"failed: {type(problem).__name__}: {problem}")
             raise
-        table, error = agreement.attempt(cls._restored, fields, optimizer, init, directory)
+        table, error = agreement.attempt(cls._restored, fields, made, init, directory)
         try:
             agreement.agree(ranks, (), error)
         except BaseException:
             if table is not None and table._directory is not None:
                 table._directory.discard()
             raise
-        if optimizer is not None:
-            table._use(optimizer)
+        if made is not None:
+            table._use(made)
         return cls(table, comm, timeout)
 
     @staticmethod

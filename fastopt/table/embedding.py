@@ -31,7 +31,7 @@ from fastopt.table.access import Access
 from fastopt.table.directory import Array, Directory, Rows
 from fastopt.table.index import MOST_ROWS, RECORD, Ids, RowIndex
 from fastopt.table.saved import FORMAT, checked, checked_description
-from fastopt.table.storage import Form, Init, Start, Storage, check_optimizer
+from fastopt.table.storage import Form, Init, Start, Storage, check_optimizer, of_rows
 
 FEWEST = 1 << 16
 """Fewest rows to reserve if `capacity` is not given."""
@@ -168,8 +168,7 @@ class EmbeddingTable(Checked):
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"name must be a string, got {brief(name)}")
-        opt = create(optimizer, lazy_update=True) if isinstance(optimizer, str) else optimizer
-        opt = create(opt)
+        opt = create(of_rows(optimizer))
         with _naming(name):
             check_optimizer(opt, in_files=path is not None)
             self.buffer_bytes = count("buffer_bytes", buffer_bytes)
@@ -533,7 +532,7 @@ class EmbeddingTable(Checked):
     def open(
         cls,
         path: PathLike,
-        optimizer: Optimizer | None = None,
+        optimizer: str | Optimizer | None = None,
         init: Init | None = None,
         *,
         buffer_bytes: int = BUFFER,
@@ -561,13 +560,14 @@ class EmbeddingTable(Checked):
         buffer_bytes, verify = count("buffer_bytes", buffer_bytes), flag("verify", verify)
         directory = Directory(path)
         try:
-            table = cls._opened(directory, optimizer, init, verify)
+            made = of_rows(optimizer)
+            table = cls._opened(directory, made, init, verify)
             table.buffer_bytes = buffer_bytes
         except BaseException:
             directory.close()
             raise
-        if optimizer is not None:
-            table._use(optimizer)
+        if made is not None:
+            table._use(made)
         return table
 
     def to_arrays(self) -> tuple[NDArray[Any], Array]:
@@ -603,7 +603,7 @@ class EmbeddingTable(Checked):
 
     @constructor
     def load(
-        cls, path: PathLike, optimizer: Optimizer | None = None, init: Init | None = None
+        cls, path: PathLike, optimizer: str | Optimizer | None = None, init: Init | None = None
     ) -> Self:
         """Return the table that :meth:`save` wrote; it continues exactly like the saved one.
 
@@ -611,9 +611,10 @@ class EmbeddingTable(Checked):
         ----------
         path : str or os.PathLike
             The file.
-        optimizer : Optimizer, optional
-            Optimizer that receives the saved attributes and is used in place of a new one. Needed
-            for classes that are not registered, and for tables that share the settings of one.
+        optimizer : str or Optimizer, optional
+            Optimizer, or its name, that receives the saved attributes and is used in place of a new
+            one. Needed for classes that are not registered, and for tables that share the settings
+            of one.
         init : str, Initializer or callable, optional
             Initial values of new rows. Required if the saved table uses a function, which is not
             saved.
@@ -640,7 +641,8 @@ class EmbeddingTable(Checked):
                 f"{os.fspath(path)} is a directory; EmbeddingTable.open() opens a table in files"
             )
         with read_from(path), builtins.open(os.fspath(path), "rb") as file:
-            return cls._restored(read(file, optimizer), optimizer, init)
+            made = of_rows(optimizer)
+            return cls._restored(read(file, made), made, init)
 
     def _described(self, init: Init | None = None) -> dict[str, Any]:
         """Fields of a checkpoint; weight and state are views."""

@@ -16,6 +16,7 @@ from fastopt._kernels.threads import may_run_parallel, turn
 from fastopt.arguments import Integer, OrNone, Real, brief, count
 from fastopt.initializer import Constant, Initializer, Normal, One, Uniform, Zero, create
 from fastopt.optimizer.optimizer import Optimizer
+from fastopt.optimizer.optimizer import create as create_optimizer
 from fastopt.table.directory import Array, RecordFile, Rows, record_of
 from fastopt.table.index import MOST_ROWS, Ids
 
@@ -61,12 +62,13 @@ class Start:
                     f"init must be uniform, normal, zeros, ones, a constant, or a function of ids, "
                     f"got {init!r}, whose values depend on the whole array"
                 )
-            case _ if callable(init):
+            case _ if callable(init) and not isinstance(init, type):
                 self.function = init
             case _:
+                cure = f": call it, {init.__name__}()" if isinstance(init, type) else ""
                 raise TypeError(
                     f"init must be the name of an initializer, an initializer, or a function of "
-                    f"ids, got {brief(init)}"
+                    f"ids, got {brief(init)}{cure}"
                 )
         if seed is None:
             drawn = self.kind != "constant"
@@ -138,6 +140,11 @@ BLOCK = 1 << 15
 
 FEWEST = 1 << 10
 """Fewest rows of the arrays that are passed to the updater."""
+
+
+def of_rows(optimizer: Any) -> Any:
+    """Return an optimizer that updates rows for the name of one, anything else as it is."""
+    return create_optimizer(optimizer, lazy_update=True) if type(optimizer) is str else optimizer
 
 
 def check_optimizer(optimizer: Optimizer, in_files: bool = False) -> None:

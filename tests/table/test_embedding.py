@@ -42,6 +42,7 @@ REFUSED = {
     "setattr(t, 'half_life', 2.0)": "AttributeError: property 'half_life' .* has no setter",
     "plain(name=3)": "TypeError: name must be a string, got 3",
     "plain(init=3)": "TypeError: init must be the name of an initializer, .* got 3",
+    "plain(init=initializer.Normal)": r"TypeError: init .* got .*Normal.*: call it, Normal\(\)",
     "plain(init='xavier')": "TypeError: init must be uniform, .* got Xavier",
     "plain(init=initializer.Orthogonal())": "TypeError: whose values depend on the whole array",
     "plain(init=lambda ids: [1.0]).lookup([1])": r"ValueError: shape \(1, 2\), got \(1,\)",

@@ -143,7 +143,10 @@ def _pack(value: object, where: str, arrays: dict[str, Array]) -> Any:
 
 def _dtype(value: Array | np.generic, where: str) -> str:
     if not can_hold(value.dtype):
-        raise TypeError(f"{where or 'the tree'} has dtype {value.dtype}, which cannot be saved")
+        cure = f": save its view({value.real.dtype})" if value.dtype.kind == "c" else ""
+        raise TypeError(
+            f"{where or 'the tree'} has dtype {value.dtype}, which cannot be saved{cure}"
+        )
     return value.dtype.name
 
 

@@ -252,8 +252,13 @@ def read_whole(optimizer: Optimizer, path: PathLike) -> Any:
     CheckpointError, OSError
         See :func:`read_saved`.
     """
+    if isinstance(path, Mapping):
+        raise TypeError("path must be that of a file, got a dict: load_states_dict() takes dicts")
     with open(path, "rb") as file:
         index = read(file, optimizer)
+    shard = re.fullmatch(rf"(.+)\.{RUN}\.\d+-of-\d+", Path(os.fspath(path)).name)
+    if shard and isinstance(index, dict) and "rank" in index:
+        raise CheckpointError(f"it is a shard of {shard[1]}: load that")
     return merged(optimizer, index, _shards(path, index)) if is_of_ranks(index) else index
 
 

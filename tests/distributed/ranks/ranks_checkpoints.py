@@ -155,9 +155,13 @@ def check_updaters_and_tables_are_one_checkpoint(folder):
     comm.Barrier()
     save_checkpoint(folder, {"model": model, "words": table.save}, comm)
     found = latest_checkpoint(folder)
+    for shard in found["model"].parent.glob("model.*-of-*"):
+        with pytest.raises(CheckpointError, match="it is a shard of model: load that"):
+            optimizer.get_updater(optimizer.SGD()).load(shard)
     updater("w", np.ones(9), weight)
-    for bad in (failing, table.table.dim):
-        with pytest.raises((OSError, TypeError), match=r"disk of rank|parts must be functions"):
+    words = r"disk of rank|parts must be functions|of a path, such as words.save"
+    for bad in (failing, table.table.dim, updater):
+        with pytest.raises((OSError, TypeError), match=words):
             save_checkpoint(folder, {"model": model, "words": bad}, comm)
         assert latest_checkpoint(folder) == found
         compare_loaded(found)

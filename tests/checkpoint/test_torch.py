@@ -8,6 +8,7 @@ import pytest
 
 from fastopt import lr_scheduler, optimizer
 from fastopt.checkpoint import CheckpointError, Skipped, from_torch_state_dict, to_torch_state_dict
+from fastopt.distributed import ShardedUpdater, run_threads
 from helpers.tensor_lists import everything
 
 SHAPES = [(3, 4), (5,), ()]
@@ -323,6 +324,15 @@ def test_states_that_torch_cannot_have_are_refused():
     updater.states[0] = (np.ones(2), np.ones(2))
     with pytest.raises(ValueError, match="the state has 2 arrays"):
         to_torch_state_dict(updater)
+
+
+def test_an_updater_of_one_rank_has_a_state_dict_of_torch():
+    def program(comm):
+        updater = ShardedUpdater(optimizer.Adam(), comm, groups={"0": {"lr": 0.5}})
+        updater(0, np.ones(2), np.ones(2))
+        return to_torch_state_dict(updater)["param_groups"][0]["lr"]
+
+    assert run_threads(1, program) == [0.5]
 
 
 def test_texts_as_indices_need_an_order():

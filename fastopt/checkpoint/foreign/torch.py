@@ -279,13 +279,14 @@ def to_torch_state_dict(updater: Grouped, indices: Sequence[Index] | None = None
     _check_arguments(updater, indices)
     optimizer = updater.optimizer
     name = _form_of(optimizer).torch
+    of_index = getattr(updater, "shard", updater).parameters.optimizer_of  # that of a rank
     if indices is None:
         indices = sorted(updater.states, key=_integer)
     groups: dict[frozenset[Any], dict[str, Any]] = {}
     state: dict[int, dict[str, Any]] = {}
     with between_updates(optimizer.call_lock, "to_torch_state_dict()"):
         for position, index in enumerate(indices):
-            own = updater.parameters.optimizer_of(index)
+            own = of_index(index)
             context, lr = label(index, optimizer.idx2name), own._get_lr(index)
             with naming(context):
                 form = _form_of(own)

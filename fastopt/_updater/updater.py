@@ -255,7 +255,7 @@ class Updater(Checked):
     runs_updates: bool = True
     """Whether updates run the optimizer's ``update()``, which a class may override."""
     arguments: ClassVar[Descriptions] = {
-        "loss_scaler": OrNone(Instance(LossScaler, "a LossScaler")),
+        "loss_scaler": OrNone(Instance(LossScaler, "a LossScaler (weights are arguments of step)")),
         "accumulate": Integer(most=None),
         "average": check_average,
         **LIMITS,

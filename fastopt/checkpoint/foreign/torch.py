@@ -279,18 +279,18 @@ def to_torch_state_dict(updater: Grouped, indices: Sequence[Index] | None = None
     _check_arguments(updater, indices)
     optimizer = updater.optimizer
     name = _form_of(optimizer).torch
-    of_index = getattr(updater, "shard", updater).parameters.optimizer_of  # that of a rank
+    optimizer_of = getattr(updater, "shard", updater).parameters.optimizer_of  # that of a rank
     if indices is None:
         indices = sorted(updater.states, key=_integer)
     groups: dict[frozenset[Any], dict[str, Any]] = {}
     state: dict[int, dict[str, Any]] = {}
     with between_updates(optimizer.call_lock, "to_torch_state_dict()"):
         for position, index in enumerate(indices):
-            own = of_index(index)
-            context, lr = label(index, optimizer.idx2name), own._get_lr(index)
+            of = optimizer_of(index)
+            context, lr = label(index, optimizer.idx2name), of._get_lr(index)
             with naming(context):
-                form = _form_of(own)
-                made = _group(form, own, lr, own._get_wd(index))
+                form = _form_of(of)
+                made = _group(form, of, lr, of._get_wd(index))
             if form.torch != name:
                 raise ValueError(
                     f"{context}: torch has one class for all parameters: {name}, not {form.torch}"
@@ -298,7 +298,7 @@ def to_torch_state_dict(updater: Grouped, indices: Sequence[Index] | None = None
             group = groups.setdefault(frozenset(made.items()), {**made, "params": []})
             group["params"].append(position)
             if index in updater.states and form.slots:
-                state[position] = _to_torch(form, own, updater.states[index], index, lr)
+                state[position] = _to_torch(form, of, updater.states[index], index, lr)
     return {"state": state, "param_groups": list(groups.values())}
 
 
@@ -509,18 +509,16 @@ def _options(form: Form, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _check_groups(updater: Grouped, indices: Iterable[Index], options: Mapping[str, Any]) -> None:
     """Raise CheckpointError if a group of the updater keeps another value of a loaded option."""
     for index in indices:
-        own = updater.parameters.optimizer_of(index)
-        if own is updater.optimizer:
+        of = updater.parameters.optimizer_of(index)
+        if of is updater.optimizer:
             continue
-        if own.overridden is None:
+        if of.overridden is None:
             kept = {"optimizer"}
         else:
-            kept = {
-                key for key in own.overridden & options.keys() if vars(own)[key] != options[key]
-            }
+            kept = {key for key in of.overridden & options.keys() if vars(of)[key] != options[key]}
         if kept:
             raise CheckpointError(
-                f"{label(index, own.idx2name)}: its group in the updater has {sorted(kept)} in "
+                f"{label(index, of.idx2name)}: its group in the updater has {sorted(kept)} in "
                 "place of torch's: remove it from updater.groups"
             )
 
@@ -534,14 +532,15 @@ def _rates(updater: Grouped, group_of: Mapping[Index, Mapping[str, Any]]) -> dic
         multiplier = f"{attribute}_mult"
         rates = {i: number(option, float(group[option])) for i, group in group_of.items()}
         kept: dict[Index, Any] = {
-            i: each and each.multipliers.get(multiplier) for i, each in routes.items()
+            i: route and route.multipliers.get(multiplier) for i, route in routes.items()
         }
-        kept |= {i: getattr(each, multiplier, 1.0) for i, each in optimizer.param_dict.items()}
+        objects = optimizer.param_dict.items()
+        kept |= {i: getattr(parameter, multiplier, 1.0) for i, parameter in objects}
         attributes[attribute] = base = max(rate / (kept[i] or 1.0) for i, rate in rates.items())
         attributes[multiplier] = table = dict(getattr(optimizer, multiplier))
         for index, rate in rates.items():
-            own = parameters.optimizer_of(index)
-            unit = getattr(own, attribute) if attribute in (own.overridden or ()) else base
+            of = parameters.optimizer_of(index)
+            unit = getattr(of, attribute) if attribute in (of.overridden or ()) else base
             table[index] = rate / unit if unit else 1.0
             factor = table[index] if kept[index] is None else kept[index]
             if not math.isclose(unit * factor, rate):

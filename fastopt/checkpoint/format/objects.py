@@ -92,8 +92,8 @@ def _with_defaults(klass: type[Checked], attributes: Mapping[str, Any]) -> Mappi
     }
     if not late:
         return attributes
-    given = ", ".join(f"{name}={value!r}" for name, value in late.items())
-    warn_user(f"the saved {klass.__name__} lacks arguments, which take their defaults: {given}")
+    defaults = ", ".join(f"{name}={value!r}" for name, value in late.items())
+    warn_user(f"the saved {klass.__name__} lacks arguments, which take their defaults: {defaults}")
     return {**late, **attributes}
 
 

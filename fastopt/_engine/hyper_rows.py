@@ -113,6 +113,8 @@ class Shared:
 
         Empty if some of it is not entered as it is.
         """
+        self.checked = frozenset[str]()
+        """Names that ``hyper()`` has returned, which are checked once."""
         self.complements: dict[str, int] = {}
         """Columns of 1 minus what ``hyper()`` returns, which it does not return itself."""
         self.fixed: bool | None = None
@@ -224,22 +226,21 @@ class Shared:
     def _enter(self, rates: Rates, fields: Mapping[str, float]) -> None:
         """Enter all hyper-parameters, from those that ``hyper()`` has returned."""
         values = values_of(self.optimizer, self.rule, self.names, rates, fields)
-        if fields.keys() != self.columns.keys():
+        if fields.keys() != self.checked:
             check_returned(self.optimizer, self.names, rates, fields)
+            self.checked = frozenset(fields)
         self.values[1 : 1 + len(values)] = values
         for k, name in enumerate(RATES):
             plain = name in self.names and name not in fields
             self.rates[k] = 1 + self.names.index(name) if plain else 0
         immutable = IMMUTABLE.issuperset(map(type, fields.values()))
-        self.given, self.columns = fields if immutable else None, {}
+        self.given, self.columns, self.complements = fields if immutable else None, {}, {}
         if READ.isdisjoint(fields):
             for name in fields:
                 self.columns[name] = 1 + self.names.index(name) if name in self.names else 0
-        self.complements = {
-            name: 1 + self.names.index(other)
-            for name in self.given or ()
-            if (other := f"one_minus_{name}") in self.names and other not in fields
-        }
+                other = f"one_minus_{name}"
+                if other in self.names and other not in fields:
+                    self.complements[name] = 1 + self.names.index(other)
         if self.summed or not immutable:
             self.fixed = False
         self.words[w.RESTS] = fields.get("average_rate") == 0

@@ -174,7 +174,7 @@ def test_info_reports_the_last_call():
 @pytest.mark.parametrize(
     ("name", "wrong", "words"),
     [
-        ("loss_scaler", 1024, "a LossScaler, got 1024"),
+        ("loss_scaler", 1024, r"a LossScaler .* got 1024"),
         ("clip_global_norm", -1, ".*at least 0, got -1"),
         ("clip_global_norm", -math.inf, ".*at least 0"),
         ("clip_global_norm", "1", "a number, got '1'"),

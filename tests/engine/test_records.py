@@ -160,7 +160,7 @@ def test_a_table_may_be_interleaved_with_its_state(name):
             updater.states[0] = each(partial(copied, columns), updater.states[0])
         for step in range(5):
             updater(0, (normal(1 + step, (3, 4), "float32"), [8 - step, 0, 2]), weight[:])
-        assert updater.info.slow.calls == 0
+        assert updater.info.slow.calls <= interleaved  # the first call with these states
         updater(0, normal(9, (9, 4), "float32"), weight)
         ends.append(everything(updater, [weight]))
     assert ends[0] == ends[1]

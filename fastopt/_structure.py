@@ -173,7 +173,7 @@ class Structures:
         sample = grad.flat[:SAMPLE].tobytes()
         before, count = self._repeated
         is_copy = weight.flat[:SAMPLE].tobytes() == updated.flat[:SAMPLE].tobytes()
-        count = count + 1 if sample == before and any(sample) and not is_copy else 1
+        count = count + 1 if sample == before and not is_copy else 1
         self._repeated = sample, count
         return count == REPEATED
 

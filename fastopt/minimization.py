@@ -166,6 +166,8 @@ def minimize(
     """
     for name in SCIPY_NAMES.keys() & options.keys():
         raise TypeError(f"minimize does not take {name}; {SCIPY_NAMES[name]}")
+    if isinstance(args, (Optimizer, Updater)) or str(args) in Optimizer.opt_registry:
+        raise TypeError(f"args are more arguments of fun, got {brief(args)}: write optimizer=...")
     result = _result_class()
     objective = _Objective(fun, jac, args if isinstance(args, tuple) else (args,))
     steps = count("steps", steps, least=0)
@@ -389,6 +391,8 @@ class _Run:
             return INTERRUPTED, f"KeyboardInterrupt after {self.nit} steps."
         if tol is not None:
             return LIMITED, f"The mean loss still decreases by tol={tol} after {self.nit} steps."
+        if self.nit < steps:
+            return CONVERGED, f"`batches` ended after {self.nit} of {steps} steps."
         return CONVERGED, f"All {self.nit} steps are done; no tol was given."
 
     def finished(self, status: int, message: str) -> tuple[int, str, Any, float, Any]:

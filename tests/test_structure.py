@@ -266,10 +266,10 @@ def test_leaves_that_are_not_arrays_are_left_alone(grads):
 # Arguments in the wrong order
 
 
-@pytest.mark.parametrize("from_start", [True, False])
-def test_swapped_arguments_warn_once(from_start, recwarn):
+@pytest.mark.parametrize(("from_start", "first"), [(True, 1.0), (True, 0.0), (False, 1.0)])
+def test_swapped_arguments_warn_once(from_start, first, recwarn):
     warnings.simplefilter("always")
-    updater, params, other = adam(), {"a": ones()}, {"a": 2 * ones()}
+    updater, params, other = adam(), {"a": first * ones()}, {"a": 2 * ones()}
     if not from_start:
         updater.step(other, params)
     for _ in range(8):

@@ -123,7 +123,8 @@ def selected(
                 f"{method}(weight=weights) takes weights nested as in step, got {brief(weight)}; "
                 f"{method}(index, weight) takes one and its index"
             )
-        return {i: weights.get(i) for i in known}
+        order = [i for i in weights if i in known] + [i for i in known if i not in weights]
+        return {i: weights.get(i) for i in order}
     if not is_listed(index):
         return {check_index(index): weight}
     indices = [check_index(i) for i in index]

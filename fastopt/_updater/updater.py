@@ -1156,7 +1156,8 @@ class Updater(Checked):
         """Update with the gradients that `accumulate` has added so far, such as those of an epoch.
 
         The parameters whose windows are incomplete are updated in one call, each with the mean of
-        its gradients since its last update, and their next windows start. Schedules, clips, the
+        its gradients since its last update, in the order of the arguments, else of their first
+        gradients, and their next windows start. Schedules, clips, the
         loss scale, averages and :attr:`info` are those of a call with a list of these parameters.
         If no gradients wait, nothing happens, and ``info.stepped`` is False.
 
@@ -1853,7 +1854,8 @@ class _AveragesByIndex(dict[Index, Any]):
     def __missing__(self, index: Index) -> Any:
         raise KeyError(
             f"index {index!r} has no average: with average=EMA() or another, it begins with the "
-            "first update, until then the weight is its average"
+            "first update, until then the weight is its average; indices that have one, such as "
+            f"paths of nested weights, are {brief(list(self))}"
         )
 
     def _refuse(self, *args: object, **kwargs: object) -> Any:

@@ -20,7 +20,8 @@ from fastopt._engine.validate import (
 from fastopt._kernels.device_memory import assign, host
 from fastopt._kernels.devices import Header, header, is_cuda
 from fastopt._kernels.record_words import OK
-from fastopt.arguments import arg, count
+from fastopt._notices import warn_user
+from fastopt.arguments import arg, brief, count
 from fastopt.optimizer.optimizer import Array, Index, Optimizer
 from fastopt.sparse import RowSparse
 
@@ -216,8 +217,13 @@ class Windows:
         return {index: count for index, count in self.calls.items() if index not in indices}
 
     def freeze(self, is_frozen: Callable[[Index], bool]) -> None:
-        """Drop the incomplete sums of frozen parameters."""
-        self.calls = self.without([index for index in self.calls if is_frozen(index)])
+        """Drop the incomplete sums of frozen parameters, with a warning."""
+        if lost := [index for index in self.calls if is_frozen(index)]:
+            self.calls = self.without(lost)
+            warn_user(
+                f"gradients of {brief(lost)} waited for their update, and are dropped as these are "
+                "frozen now: call finish() before"
+            )
 
     def after(self, indices: Sequence[Index]) -> dict[Index, int]:
         """Return :attr:`calls` after one more call of each of the indices."""

@@ -408,7 +408,8 @@ def test_a_weight_that_is_frozen_within_a_window_loses_its_sum(kind):
         updater = kind(fastopt.SGD(lr=1.0), comm, accumulate=2)
         weights = {"a": np.zeros(1), "b": np.zeros(1)}
         updater.step({"a": np.full(1, 100.0), "b": np.ones(1)}, weights)
-        updater.groups = {"a": {"frozen": True}}
+        with pytest.warns(UserWarning, match=r"gradients of .'a'. waited .* call finish"):
+            updater.groups = {"a": {"frozen": True}}
         updater.step({"a": None, "b": np.ones(1)}, weights)
         updater.accumulate = 3  # no sum is open
         updater.groups = None

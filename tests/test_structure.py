@@ -272,8 +272,8 @@ def test_swapped_arguments_warn_once(from_start, first, recwarn):
     updater, params, other = adam(), {"a": first * ones()}, {"a": 2 * ones()}
     if not from_start:
         updater.step(other, params)
-    for _ in range(8):
-        updater.step(params, {"a": 2 * ones()} if from_start else other)
+    for k in range(8):
+        updater.step(params, {"a": (2 + k) * ones()} if from_start else other)
     (warning,) = recwarn
     words = "is the same unchanged array" if from_start else "is an array that was updated as wei"
     assert f"arguments swapped? gradient 'a' {words}" in str(warning.message)

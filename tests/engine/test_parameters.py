@@ -78,7 +78,7 @@ def test_memory_that_grows_or_shrinks_is_updated_as_it_is(way):
     assert everything(updater, weights) == before
 
 
-@pytest.mark.filterwarnings("ignore:Setting the::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Setting the:DeprecationWarning")
 @both_ways
 def test_changes_in_place_are_detected(way):
     updater, weights = sgd(), [np.zeros(4), np.zeros(4)]

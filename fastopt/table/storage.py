@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +19,9 @@ from fastopt.optimizer.optimizer import Optimizer
 from fastopt.optimizer.optimizer import create as create_optimizer
 from fastopt.table.directory import Array, RecordFile, Rows, record_of
 from fastopt.table.index import MOST_ROWS, Ids
+
+Of = TypeVar("Of", bound=Optimizer | None)
+"""What stands for an optimizer besides a name."""
 
 Init = str | Initializer | Callable[[Array], ArrayLike]
 
@@ -142,9 +145,11 @@ FEWEST = 1 << 10
 """Fewest rows of the arrays that are passed to the updater."""
 
 
-def of_rows(optimizer: Any) -> Any:
+def of_rows(optimizer: str | Of) -> Optimizer | Of:
     """Return an optimizer that updates rows for the name of one, anything else as it is."""
-    return create_optimizer(optimizer, lazy_update=True) if type(optimizer) is str else optimizer
+    return (
+        create_optimizer(optimizer, lazy_update=True) if isinstance(optimizer, str) else optimizer
+    )
 
 
 def check_optimizer(optimizer: Optimizer, in_files: bool = False) -> None:
